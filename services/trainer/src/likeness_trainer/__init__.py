@@ -1,0 +1,1 @@
+"""Trains LoRA adapters of Wan video models from identity rewards."""
