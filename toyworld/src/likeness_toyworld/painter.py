@@ -23,7 +23,8 @@ SUPERSAMPLING = 2
 """Every pixel is the mean of 2 x 2 samples."""
 
 _HAIR_COLORS = (
-    (25.0, 20.0, 20.0), (92.0, 58.0, 32.0), (205.0, 165.0, 95.0), (140.0, 52.0, 22.0), (172.0, 172.0, 176.0), (60.0, 40.0, 30.0),
+    (25.0, 20.0, 20.0), (92.0, 58.0, 32.0), (205.0, 165.0, 95.0),
+    (140.0, 52.0, 22.0), (172.0, 172.0, 176.0), (60.0, 40.0, 30.0),
 )  # fmt: skip
 _IRIS_COLORS = ((70.0, 45.0, 25.0), (60.0, 100.0, 150.0), (60.0, 115.0, 70.0), (30.0, 22.0, 18.0))
 _LIGHT_SKIN, _DARK_SKIN = np.array((242.0, 202.0, 176.0)), np.array((104.0, 66.0, 46.0))
@@ -31,7 +32,7 @@ _LIGHT_SKIN, _DARK_SKIN = np.array((242.0, 202.0, 176.0)), np.array((104.0, 66.0
 
 @dataclass(frozen=True)
 class Identity:
-    """One person. Colours are RGB in 0..255; lengths are in units of the head's scale; scale is a fraction of the picture."""
+    """One person. Colours are RGB in 0..255; lengths are in units of the head's scale, a fraction of the picture."""
 
     background: Color
     clothes: Color
@@ -69,7 +70,7 @@ class Motion:
     phase: tuple[float, float, float, float]
 
     def poses(self, num_frames: int) -> Float:
-        """float32 [T, 4]: x and y offset of the head (fractions of the picture), yaw in -1..1, mouth opening in 0..1."""
+        """float32 [T, 4]: x and y offset of the head (fractions of the picture), yaw -1..1, mouth opening 0..1."""
         time = np.arange(num_frames)[:, None]
         wave = np.asarray(self.center) + np.asarray(self.amplitude) * np.sin(
             np.asarray(self.rate) * time + np.asarray(self.phase)
@@ -175,7 +176,7 @@ class _People:
 
 
 class _Canvas:
-    """N supersampled pictures, float32 [N, S, S, 3], painted together; `s` is each head's scale in samples."""
+    """N supersampled pictures, float32 [N, 3, S, S], painted together; `s` is each head's scale in samples."""
 
     def __init__(self, people: _People, poses: Float, size: int) -> None:
         self.side = size * SUPERSAMPLING
@@ -186,10 +187,8 @@ class _Canvas:
         self.turn = poses[:, 2] * 0.22 * self.s
         self.mouth = np.clip(poses[:, 3], 0, 1)
         self.axis = np.arange(self.side, dtype=np.float32) + 0.5
-        gradient = (0.85 + 0.3 * self.axis / self.side)[None, :, None, None]
-        self.image = np.broadcast_to(
-            people.background[:, None, None, :] * gradient, (len(poses), self.side, self.side, 3)
-        ).copy()
+        gradient = (0.85 + 0.3 * self.axis / self.side)[None, None, :, None]
+        self.image: Float = np.repeat(people.background[:, :, None, None] * gradient, self.side, axis=3)
 
     def ellipse(
         self, x: Float, y: Float, width: Float | float, height: Float | float, color: Float | Color,
@@ -198,45 +197,53 @@ class _Canvas:
         """Paint a soft ellipse of half-axes width, height (head scales); softness in 1/256 of the picture's side."""
         a, b = self._column(np.asarray(width) * self.s), self._column(np.asarray(height) * self.s)
         edge = max(3.0 * softness * self.side / 256, 1.0 * SUPERSAMPLING)
-        rows = self._span(y, float(np.max(np.maximum(a, b))) + edge)
-        columns = self._span(x, float(np.max(np.maximum(a, b))) + edge)
+        rotated = bool(np.any(angle))
+        rows = self._span(y, np.maximum(a, b) if rotated else b, edge)
+        columns = self._span(x, np.maximum(a, b) if rotated else a, edge)
         dx = self.axis[None, None, columns] - self._column(x)
         dy = self.axis[None, rows, None] - self._column(y)
-        if np.any(angle):
+        if rotated:
             turn = np.deg2rad(self._column(np.asarray(angle) + 0 * self.s))
             dx, dy = dx * np.cos(turn) + dy * np.sin(turn), dy * np.cos(turn) - dx * np.sin(turn)
         u, v = dx / a, dy / b
-        radius = np.sqrt(u * u + v * v) + 1e-3
-        slope = np.sqrt((u / a) ** 2 + (v / b) ** 2) + 1e-6
-        inside = np.clip(0.5 - (radius - 1) * radius / slope / edge, 0, 1)
-        mask = (inside * inside * (3 - 2 * inside) * self._column(np.asarray(opacity) + 0 * self.s))[..., None]
-        paint = np.asarray(color, np.float32)
-        paint = paint[:, None, None, :] if paint.ndim == 2 else paint
-        region = self.image[:, rows, columns]
+        radius = np.sqrt(u * u + v * v) + np.float32(1e-3)
+        slope = np.sqrt((u / a) ** 2 + (v / b) ** 2) + np.float32(1e-6)
+        inside = np.clip(0.5 - (radius - 1) * radius / (slope * np.float32(edge)), 0, 1)
+        mask = (inside * inside * (3 - 2 * inside) * self._column(np.asarray(opacity) + 0 * self.s))[:, None]
+        paint = np.atleast_2d(np.asarray(color, np.float32))[:, :, None, None]
+        region = self.image[:, :, rows, columns]
         region += (paint - region) * mask
 
     def _column(self, values: Float) -> Float:
         return np.asarray(values, np.float32)[:, None, None]
 
-    def _span(self, center: Float, reach: float) -> slice:
-        return slice(max(0, int(np.min(center) - reach)), min(self.side, int(np.max(center) + reach) + 2))
+    def _span(self, center: Float, half_axis: Float, edge: float) -> slice:
+        reach = half_axis[:, 0, 0] + edge
+        return slice(max(0, int(np.min(center - reach))), min(self.side, int(np.max(center + reach)) + 2))
 
     def pictures(self) -> NDArray[np.uint8]:
         """uint8 [N, size, size, 3]: the mean over each pixel's samples."""
-        n, k, size = len(self.image), SUPERSAMPLING, self.side // SUPERSAMPLING
-        small = self.image.reshape(n, size, k, size, k, 3).mean(axis=(2, 4))
-        return np.clip(small + 0.5, 0, 255).astype(np.uint8)
+        k = SUPERSAMPLING
+        rows = sum(self.image[:, :, offset::k] for offset in range(k))
+        small = sum(rows[..., offset::k] for offset in range(k)) / np.float32(k * k)
+        return np.ascontiguousarray(np.clip(small + 0.5, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1))
 
 
 def _paint_head(canvas: _Canvas) -> None:
     p, s, cx, cy = canvas.people, canvas.s, canvas.cx, canvas.cy
     skin = p.skin
-    canvas.ellipse(cx, cy + (0.25 + 0.45 * p.hair_length) * s, p.face_width * (0.95 + 0.35 * p.hair_length), 0.75, p.hair, 3)
+    canvas.ellipse(
+        cx, cy + (0.25 + 0.45 * p.hair_length) * s, p.face_width * (0.95 + 0.35 * p.hair_length), 0.75, p.hair, 3
+    )
     canvas.ellipse(cx, cy + 1.6 * s, 1.15, 0.72, p.clothes, 2)
-    canvas.ellipse(cx, cy - 0.12 * s, p.face_width * p.hair_volume, p.face_height * (0.62 + 0.42 * p.hair_volume), p.hair, 2)
+    canvas.ellipse(
+        cx, cy - 0.12 * s, p.face_width * p.hair_volume, p.face_height * (0.62 + 0.42 * p.hair_volume), p.hair, 2
+    )
     canvas.ellipse(cx, cy + 0.85 * s, 0.33, 0.45, skin * 0.8, 2)
     canvas.ellipse(cx, cy, p.face_width, p.face_height, skin * 0.84, 2)
-    canvas.ellipse(cx - 0.06 * s, cy - 0.08 * s, p.face_width * 0.7, p.face_height * 0.72, np.minimum(skin * 1.06, 255), 30)
+    canvas.ellipse(
+        cx - 0.06 * s, cy - 0.08 * s, p.face_width * 0.7, p.face_height * 0.72, np.minimum(skin * 1.06, 255), 30
+    )
     canvas.ellipse(cx, cy + 0.62 * s, p.face_width * 0.78, p.face_height * 0.42, p.hair * 0.85, 8, p.beard)
     canvas.ellipse(cx, cy - p.face_height * s * 0.92, p.face_width * 1.05, p.fringe, p.hair, 3)
 
@@ -285,9 +292,7 @@ def _annotate(canvas: _Canvas) -> Annotations:
     return Annotations(landmarks.astype(np.float32), boxes.astype(np.float32))
 
 
-def paint_frames(
-    identities: Sequence[Identity], poses: Float, size: int = 64
-) -> tuple[NDArray[np.uint8], Annotations]:
+def paint_frames(identities: Sequence[Identity], poses: Float, size: int = 64) -> tuple[NDArray[np.uint8], Annotations]:
     """frames_rgb uint8 [N, size, size, 3] and annotations: one person and one pose (a row of Motion.poses) a frame."""
     if poses.shape != (len(identities), 4):
         raise ValueError(f"poses has shape {poses.shape}; {len(identities)} identities need ({len(identities)}, 4)")
