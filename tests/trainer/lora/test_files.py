@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from likeness_trainer.wan.lora import adapter_disabled, checksum, inject_lora, lora_state
 from likeness_trainer.wan.lora_files import (
     LoraMetadata,
-    export_peft_directory,
-    export_single_file,
+    adapter_weights,
+    write_peft_directory,
+    write_single_file,
     load_peft_directory,
 )
 
@@ -33,7 +34,7 @@ TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}
 
 def test_single_file_names_scale_and_header(make_trained_dit, tmp_path):
     dit = make_trained_dit(rank=4, alpha=6.0)
-    path = export_single_file(dit, tmp_path / "lora" / "low_noise.safetensors", METADATA)
+    path = write_single_file(adapter_weights(dit), tmp_path / "lora" / "low_noise.safetensors", METADATA)
     tensors = load_file(path)
     state = lora_state(dit)
     assert set(tensors) == {f"diffusion_model.{name}" for name in state}
@@ -56,7 +57,7 @@ def test_diffsynth_fuses_every_layer_and_computes_the_same(make_dit, make_traine
     from diffsynth.pipelines.wan_video import WanVideoPipeline
 
     dit = make_trained_dit()
-    path = export_single_file(dit, tmp_path / "lora.safetensors", METADATA)
+    path = write_single_file(adapter_weights(dit), tmp_path / "lora.safetensors", METADATA)
     pipe = WanVideoPipeline(device="cpu", torch_dtype=torch.float32)
     pipe.dit = make_dit()
     pipe.load_lora(pipe.dit, str(path))
@@ -89,7 +90,7 @@ def test_diffusers_converts_and_loads_every_key(make_trained_dit, tmp_path, targ
     from diffusers.loaders.lora_pipeline import WanLoraLoaderMixin
 
     dit = make_trained_dit(target_modules=target_modules)
-    path = export_single_file(dit, tmp_path / "lora.safetensors", METADATA)
+    path = write_single_file(adapter_weights(dit), tmp_path / "lora.safetensors", METADATA)
     converted = WanLoraLoaderMixin.lora_state_dict(str(path))
     exported = load_file(path)
     assert len(converted) == len(exported)
@@ -110,7 +111,7 @@ def test_peft_directory_loads_with_peft_itself(make_dit, make_trained_dit, veloc
     from peft import PeftModel
 
     dit = make_trained_dit()
-    directory = export_peft_directory(dit, tmp_path / "peft", base_model="toy")
+    directory = write_peft_directory(adapter_weights(dit), tmp_path / "peft", base_model="toy")
     assert sorted(child.name for child in directory.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     config = json.loads((directory / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 6, "LORA")
@@ -124,7 +125,7 @@ def test_peft_directory_loads_with_peft_itself(make_dit, make_trained_dit, veloc
 
 def test_peft_directory_round_trip(make_dit, make_trained_dit, tmp_path):
     trained = make_trained_dit()
-    export_peft_directory(trained, tmp_path / "peft")
+    write_peft_directory(adapter_weights(trained), tmp_path / "peft")
     dit = make_dit()
     inject_lora(dit, rank=4, alpha=6.0)
     load_peft_directory(dit, tmp_path / "peft")
@@ -132,7 +133,7 @@ def test_peft_directory_round_trip(make_dit, make_trained_dit, tmp_path):
 
 
 def test_peft_directory_of_another_rank_or_incomplete_is_refused(make_dit, make_trained_dit, tmp_path):
-    directory = export_peft_directory(make_trained_dit(), tmp_path / "peft")
+    directory = write_peft_directory(adapter_weights(make_trained_dit()), tmp_path / "peft")
     dit = make_dit()
     inject_lora(dit, rank=8, alpha=8.0)
     with pytest.raises(ValueError, match="rank 4 and alpha 6, the model has 8 and 8"):
@@ -145,8 +146,8 @@ def test_peft_directory_of_another_rank_or_incomplete_is_refused(make_dit, make_
 def test_exports_replace_older_ones_and_leave_nothing_behind(make_trained_dit, tmp_path):
     old, new = make_trained_dit(rank=2), make_trained_dit(rank=4)
     for dit in (old, new):
-        export_single_file(dit, tmp_path / "lora.safetensors", METADATA)
-        export_peft_directory(dit, tmp_path / "peft")
+        write_single_file(adapter_weights(dit), tmp_path / "lora.safetensors", METADATA)
+        write_peft_directory(adapter_weights(dit), tmp_path / "peft")
     assert sorted(child.name for child in tmp_path.iterdir()) == ["lora.safetensors", "peft"]
     single = load_file(tmp_path / "lora.safetensors")
     assert single["diffusion_model.blocks.0.ffn.0.lora_A.weight"].shape == (4, 96)
@@ -155,7 +156,7 @@ def test_exports_replace_older_ones_and_leave_nothing_behind(make_trained_dit, t
 
 def test_an_interrupted_export_keeps_the_old_file(make_trained_dit, tmp_path, monkeypatch):
     dit = make_trained_dit()
-    path = export_single_file(dit, tmp_path / "lora.safetensors", METADATA)
+    path = write_single_file(adapter_weights(dit), tmp_path / "lora.safetensors", METADATA)
     before = path.read_bytes()
 
     def full_disk(tensors, temporary, metadata):
@@ -164,6 +165,6 @@ def test_an_interrupted_export_keeps_the_old_file(make_trained_dit, tmp_path, mo
 
     monkeypatch.setattr("likeness_trainer.wan.lora_files.save_file", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        export_single_file(dit, path, METADATA)
+        write_single_file(adapter_weights(dit), path, METADATA)
     assert path.read_bytes() == before
     assert [child.name for child in tmp_path.iterdir()] == ["lora.safetensors"]

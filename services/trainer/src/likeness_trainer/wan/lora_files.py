@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -50,30 +51,44 @@ class LoraMetadata(BaseModel):
     """Fingerprint of the face models that gave the reward."""
 
 
-def export_single_file(dit: nn.Module, path: Path, metadata: LoraMetadata) -> Path:
-    """Writes the adapter of `dit` as one safetensors file at `path`, atomically, and returns `path`.
+@dataclass(frozen=True)
+class AdapterWeights:
+    """An adapter apart from its model, as checkpoints hold it."""
+
+    state: dict[str, torch.Tensor]
+    """Names and tensors as `lora_state` returns them."""
+    rank: int
+    alpha: float
+
+
+def adapter_weights(dit: nn.Module) -> AdapterWeights:
+    """Returns a copy of the adapter of `dit`. Raises ValueError where it carries none."""
+    return AdapterWeights(lora_state(dit), *lora_rank_and_alpha(dit))
+
+
+def write_single_file(weights: AdapterWeights, path: Path, metadata: LoraMetadata) -> Path:
+    """Writes an adapter as one safetensors file at `path`, atomically, and returns `path`.
 
     Tensors: float32, A [rank, in], B [out, rank] already multiplied by alpha / rank: a reader adds B A to the weight.
-    Raises ValueError where `dit` carries no adapter, OSError where the file cannot be written.
+    Raises OSError where the file cannot be written.
     """
-    rank, alpha = lora_rank_and_alpha(dit)
+    rank, alpha = weights.rank, weights.alpha
     tensors = {
         SINGLE_FILE_PREFIX + name: tensor * (alpha / rank) if ".lora_B." in name else tensor
-        for name, tensor in lora_state(dit).items()
+        for name, tensor in weights.state.items()
     }
     header = _header(metadata, rank, alpha)
     _write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
     return path
 
 
-def export_peft_directory(dit: nn.Module, directory: Path, base_model: str = "") -> Path:
+def write_peft_directory(weights: AdapterWeights, directory: Path, base_model: str = "") -> Path:
     """Writes adapter_config.json and adapter_model.safetensors into `directory` and returns it.
 
     `peft.PeftModel.from_pretrained(wan_model, directory)` loads it, as does `load_peft_directory`. The new folder is
     complete before it takes the place of an old one.
     """
-    rank, alpha = lora_rank_and_alpha(dit)
-    state = lora_state(dit)
+    rank, alpha, state = weights.rank, weights.alpha, weights.state
     layers = [name.rsplit(".lora_", 1)[0] for name in state]
     config = LoraConfig(
         r=rank,
@@ -97,7 +112,7 @@ def export_peft_directory(dit: nn.Module, directory: Path, base_model: str = "")
 
 
 def load_peft_directory(dit: nn.Module, directory: Path) -> None:
-    """Loads `directory` (as `export_peft_directory` writes it) into the adapter already injected into `dit`.
+    """Loads `directory` (as `write_peft_directory` writes it) into the adapter already injected into `dit`.
 
     Raises ValueError where rank, alpha or layers differ, FileNotFoundError where one of the two files is missing.
     """

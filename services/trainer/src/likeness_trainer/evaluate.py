@@ -1,0 +1,128 @@
+"""Held-out evaluation: the same people and the same noise, with and without the adapters, paired."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from likeness_reward.domain import VideoReward
+from likeness_trainer.config import EvaluationConfig
+from likeness_trainer.data.dataset import Dataset
+from likeness_trainer.errors import ConfigError
+from likeness_trainer.learn.prompts import PreparedPrompt
+from likeness_trainer.learn.rollout import sample_latents, send_decoded
+from likeness_trainer.learn.seeds import gaussian_noise
+from likeness_trainer.reward_link import RewardConfig, RewardLink
+from likeness_trainer.run.statistics import paired_bootstrap
+from likeness_trainer.wan.module import WanModule
+
+
+@dataclass(frozen=True)
+class HeldOutVideos:
+    """Videos sampled for the pairs, and what the reward of the run says of them."""
+
+    frames: NDArray[np.uint8]
+    """[N, T, H, W, 3], RGB."""
+    similarity: NDArray[np.float64]
+    """[N, T], NaN where no face was found."""
+    values: NDArray[np.float64]
+    """[N], the rewards: no-face frames counted."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of frames with a face."""
+        return float(np.isfinite(self.similarity).mean())
+
+    def save(self, path: Path, first_frames: NDArray[np.uint8]) -> None:
+        """Writes the videos and scores for the report."""
+        temporary = path.with_suffix(".partial.npz")
+        np.savez_compressed(
+            temporary, frames=self.frames, similarity=self.similarity, values=self.values, first_frames=first_frames
+        )
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path) -> HeldOutVideos:
+        """Returns what `save` wrote."""
+        with np.load(path) as data:
+            return cls(data["frames"], data["similarity"], data["values"])
+
+
+def sample_held_out(
+    model: WanModule,
+    link: RewardLink,
+    prompts: list[PreparedPrompt],
+    config: EvaluationConfig,
+    advance: Callable[[], None],
+) -> HeldOutVideos:
+    """Returns one video a pair, sampled without stochastic steps, scored through the reward service."""
+    sizes = sorted({(prompt.height, prompt.width) for prompt in prompts})
+    if len(sizes) > 1:
+        raise ConfigError(f"held-out videos have sizes {sizes} (height, width); set data.height and data.width")
+    groups, videos = [], []
+    for pair in range(config.pairs):
+        prompt = prompts[pair % len(prompts)]
+        frames = np.zeros((prompt.num_frames, prompt.height, prompt.width, 3), np.uint8)
+        group = link.open_group(prompt.identity, 1, (prompt.num_frames, prompt.height, prompt.width))
+
+        def take(sample: int, first: int, chunk: NDArray[np.uint8], frames: Any = frames, group: Any = group) -> None:
+            frames[first : first + len(chunk)] = chunk
+            group.put(sample, first, chunk)
+
+        conditioning = prompt.conditioning.to(model.device)
+        noise = gaussian_noise((1, *conditioning.latent_shape), config.seed, "evaluation", pair)
+        send_decoded(model, sample_latents(model, conditioning, noise), range(1), take)
+        groups.append(group)
+        videos.append(frames)
+        if pair >= 4:
+            groups[pair - 4].results()
+        advance()
+    return _collect(videos, [group.results()[0] for group in groups])
+
+
+def _collect(videos: list[NDArray[np.uint8]], rewards: list[VideoReward]) -> HeldOutVideos:
+    return HeldOutVideos(
+        np.stack(videos),
+        np.array([reward.similarities for reward in rewards], np.float64),
+        np.array([reward.value for reward in rewards], np.float64),
+    )
+
+
+def compare(before: HeldOutVideos, after: HeldOutVideos, pack: str, seed: int) -> dict[str, Any]:
+    """Returns the summary of a paired comparison: means, difference and its 95 % bootstrap interval."""
+    difference, interval = paired_bootstrap(before.values, after.values, seed=seed)
+    return {
+        "before": float(before.values.mean()),
+        "after": float(after.values.mean()),
+        "difference": difference,
+        "ci95": list(interval),
+        "pairs": len(before.values),
+        "pack": pack,
+        "coverage_before": before.coverage,
+        "coverage_after": after.coverage,
+    }
+
+
+def rescore(
+    videos: HeldOutVideos, dataset: Dataset, pack: Path, reward: RewardConfig, advance: Callable[[], None]
+) -> HeldOutVideos:
+    """Returns the same videos scored under another face pack, in this process.
+
+    The people are embedded anew, since templates of different packs cannot be compared.
+    """
+    from likeness_reward.embedded import EmbeddedScorer
+
+    scorer = EmbeddedScorer(pack)
+    options = reward.score_options()
+    rewards = []
+    for pair, frames in enumerate(videos.frames):
+        identity = scorer.embed_identity(list(dataset[pair % len(dataset)].reference_frames))
+        rewards.append(scorer.score(frames, identity, options))
+        advance()
+    return _collect(list(videos.frames), rewards)

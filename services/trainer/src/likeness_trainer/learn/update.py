@@ -1,0 +1,118 @@
+"""From trajectories and advantages to gradients, one step of the window at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from likeness_trainer.learn.policy_gradient import PolicyGradientConfig, clipped_policy_loss
+from likeness_trainer.learn.rollout import Trajectory
+from likeness_trainer.learn.stochastic_step import cps_mean_and_std, gaussian_log_prob, velocity_kl
+from likeness_trainer.wan.module import Conditioning, WanModule
+
+
+@dataclass(frozen=True)
+class ScoredTrajectory:
+    """A trajectory with what the reward said of it."""
+
+    trajectory: Trajectory
+    conditioning: Conditioning
+    advantages: Tensor
+    """float32 [B, T_latent]; equal columns when credit goes to whole videos."""
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """The part of the objective that one step of the window contributes for one batch of branches."""
+
+    policy_loss: Tensor
+    """Mean over the batch; exactly 0 without gradient at the deterministic last step."""
+    kl: Tensor
+    """Mean divergence over the batch, with gradient."""
+    ratio: Tensor | None = None
+    clipped: Tensor | None = None
+
+
+@dataclass
+class UpdateStatistics:
+    """Means over everything one accumulation went through."""
+
+    loss: float = 0.0
+    kl: float = 0.0
+    ratios: list[Tensor] = field(default_factory=list)
+    clipped: list[Tensor] = field(default_factory=list)
+
+    @property
+    def ratio_deviation(self) -> float:
+        """Largest |ratio - 1|; 0 before the first update."""
+        return max((float((ratio - 1.0).abs().max()) for ratio in self.ratios), default=0.0)
+
+    @property
+    def clip_fraction(self) -> float:
+        """Share of ratios whose clipped branch was active."""
+        return float(torch.cat([c.flatten() for c in self.clipped]).float().mean()) if self.clipped else 0.0
+
+
+def step_terms(model: WanModule, scored: ScoredTrajectory, index: int, config: PolicyGradientConfig) -> StepTerms:
+    """Returns the objective's terms of the window's step number `index`, with their graph."""
+    step = model.schedule.window[index]
+    stochastic = index < len(model.schedule.stochastic_steps)
+    trajectory, conditioning = scored.trajectory, scored.conditioning
+    latents = trajectory.inputs[index]
+    velocity = model.velocity(latents, step, conditioning)
+    kl = velocity.new_zeros(())
+    if config.kl_weight > 0:
+        reference = model.reference_velocity(latents, step, conditioning)
+        kl = velocity_kl(velocity, reference, model.schedule.sigmas[step]).mean()
+    if not stochastic:
+        return StepTerms(velocity.new_zeros(()), kl)
+    sigma, sigma_next = model.schedule.sigmas[step], model.schedule.sigmas[step + 1]
+    mean, std = cps_mean_and_std(latents, velocity, sigma, sigma_next, model.sampler.noise_level)
+    free = slice(None) if conditioning.first_frame_latents is None else slice(1, None)
+    # The sampled latents: frames that the model holds fixed carry no decision and are left out.
+    log_prob = gaussian_log_prob(trajectory.inputs[index + 1], mean, std)[:, free]
+    loss = clipped_policy_loss(
+        log_prob, trajectory.old_log_prob[index][:, free], scored.advantages[:, free].to(log_prob), config.clip_range
+    )
+    return StepTerms(loss.loss, kl, loss.ratio, loss.clipped)
+
+
+def objective_terms(
+    model: WanModule, batches: list[ScoredTrajectory], config: PolicyGradientConfig
+) -> Iterator[tuple[Tensor, Tensor, StepTerms]]:
+    """Yields (weighted loss, weighted KL, terms) of every batch and step; the sums are the objective and the mean KL.
+
+    The policy term is a mean over samples and stochastic steps, the KL a mean over samples and all window steps.
+    """
+    num_samples = sum(len(batch.trajectory.samples) for batch in batches)
+    num_stochastic, num_window = len(model.schedule.stochastic_steps), len(model.schedule.window)
+    last = num_window if config.kl_weight > 0 else num_stochastic
+    for batch in batches:
+        share = len(batch.trajectory.samples) / num_samples
+        for index in range(last):
+            terms = step_terms(model, batch, index, config)
+            kl = terms.kl * share / num_window
+            yield terms.policy_loss * share / num_stochastic + config.kl_weight * kl, kl, terms
+
+
+def accumulate_gradients(
+    model: WanModule, batches: list[ScoredTrajectory], config: PolicyGradientConfig
+) -> UpdateStatistics:
+    """Adds the objective's gradient to the adapters and returns statistics.
+
+    Every step of the window is an independent term, so each is backpropagated before the next is computed: memory does
+    not grow with the number of steps.
+    """
+    statistics = UpdateStatistics()
+    for loss, kl, terms in objective_terms(model, batches, config):
+        if loss.requires_grad:
+            loss.backward()
+        statistics.loss += loss.item()
+        statistics.kl += kl.item()
+        if terms.ratio is not None and terms.clipped is not None:
+            statistics.ratios.append(terms.ratio)
+            statistics.clipped.append(terms.clipped)
+    return statistics

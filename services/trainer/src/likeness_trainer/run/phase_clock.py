@@ -1,0 +1,28 @@
+"""Seconds spent in each phase of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PhaseClock:
+    """Adds up wall-clock seconds by phase name."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts the time inside under a name."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of every phase and of the whole step so far, under `total`."""
+        return {**self._seconds, "total": time.perf_counter() - self._started}

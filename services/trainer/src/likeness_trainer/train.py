@@ -1,0 +1,265 @@
+"""One training run, from the recipe to the LoRA. Reads top to bottom.
+
+A step: sample a group of videos for each prompt (shared prefix, stochastic branches), stream the decoded frames to the
+reward service, turn the rewards into advantages inside each group, backpropagate the steps of the window one by one,
+and let AdamW move the adapters. What this leaves out of GRPO: no value network, no length normalisation, no per-token
+anything; a video is one decision per stochastic step and latent frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from likeness_reward.domain import VideoReward
+from likeness_trainer.config import TrainConfig
+from likeness_trainer.data.dataset import Dataset, load_dataset
+from likeness_trainer.errors import RewardUnavailableError
+from likeness_trainer.evaluate import HeldOutVideos, compare, rescore, sample_held_out
+from likeness_trainer.learn.batch import rows_of_step
+from likeness_trainer.learn.learner import Learner
+from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
+from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decoded
+from likeness_trainer.learn.training_module import score_group
+from likeness_trainer.learn.update import ScoredTrajectory
+from likeness_trainer.reward_link import GroupDroppedError, GroupScoring, RewardLink
+from likeness_trainer.run.checkpoint import load_checkpoint, save_checkpoint
+from likeness_trainer.run.export import export_run_lora
+from likeness_trainer.run.filmstrip import write_filmstrip
+from likeness_trainer.run.folder import RunFolder
+from likeness_trainer.run.metrics import MetricsWriter
+from likeness_trainer.run.phase_clock import PhaseClock
+from likeness_trainer.run.progress import RunProgress
+from likeness_trainer.run.report import write_report
+from likeness_trainer.run.stop_signals import StopSignals
+from likeness_trainer.wan.module import WanModule
+
+
+def train(config: TrainConfig, resume: bool, progress: RunProgress) -> RunFolder:
+    """Runs, or goes on with, the run that a recipe describes, and returns its folder.
+
+    Raises:
+        TrainerError, DatasetError, ModelLoadError: something the user can mend; nothing half-written stays.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    path = Path(config.run_dir)
+    folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
+
+    dataset = load_dataset(config.data)
+    held_out = load_held_out(config)
+    link = RewardLink(config.reward)
+    server = link.connect()
+    link.require_capacity(config.algorithm.branch_batch)
+    progress.say(f"reward server {config.reward.endpoint}: pack {server.pack_name}, models {server.model_fingerprint}")
+
+    model = WanModule(config.model, config.sampler, seed=config.seed)
+    learner = Learner(model, config.optimizer, config.algorithm)
+    start = restore(folder, learner, resume, progress)
+    with progress.counting("preparing prompts", len(dataset)) as advance:
+        prompts = prepare_prompts(model, link, dataset, None, advance)
+    evaluation = Evaluation(config, folder, link, model, held_out, server.pack_name, progress)
+    evaluation.before(start)
+
+    def checkpoint(step: int) -> None:
+        save_checkpoint(folder.checkpoints, learner.checkpoint(step), config.keep_checkpoints)
+
+    with (
+        MetricsWriter(folder.path, resume_step=start if resume else None) as writer,
+        progress.training(start, config.steps) as report_step,
+        StopSignals() as stop,
+    ):
+        for step in range(start, config.steps):
+            try:
+                metrics = train_step(config, step, model, learner, link, prompts, folder)
+            except RewardUnavailableError:
+                checkpoint(step)
+                raise
+            writer.write(metrics)
+            report_step(metrics)
+            done = step + 1
+            if done % config.checkpoint_every == 0 or done == config.steps or stop.requested:
+                checkpoint(done)
+            stop.raise_if_requested(done, config.steps)
+
+    export_run_lora(folder, config, server.model_fingerprint)
+    summary = {
+        "steps": config.steps, "seed": config.seed, "lora_checksum": learner.checksum(),
+        "reward_fingerprint": server.model_fingerprint, **evaluation.after(),
+    }  # fmt: skip
+    folder.write_summary(summary)
+    write_report(folder.path)
+    link.close()
+    return folder
+
+
+def train_step(
+    config: TrainConfig,
+    step: int,
+    model: WanModule,
+    learner: Learner,
+    link: RewardLink,
+    prompts: list[PreparedPrompt],
+    folder: RunFolder,
+) -> dict[str, Any]:
+    """Makes one training step and returns its metrics; wall-clock values only under `seconds`."""
+    clock = PhaseClock()
+    rows = rows_of_step(len(prompts), config.algorithm.groups_per_step, step, config.seed)
+    rollouts = [roll_out(config, step, place, model, prompts[row], link, clock) for place, row in enumerate(rows)]
+    if (step + 1) % config.checkpoint_every == 0:
+        write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", rollouts[0].preview)
+
+    batches: list[ScoredTrajectory] = []
+    rewards: list[list[VideoReward]] = []
+    dropped = equal = 0
+    for rollout in rollouts:
+        try:
+            with clock.phase("reward"):
+                group_rewards = rollout.group.results()
+        except GroupDroppedError:
+            dropped += 1
+            continue
+        rewards.append(group_rewards)
+        advantages = score_group(group_rewards, config.algorithm)
+        equal += int(not advantages.any())
+        conditioning = rollout.prompt.conditioning.to(model.device)
+        batches += [ScoredTrajectory(t, conditioning, advantages[list(t.samples)]) for t in rollout.trajectories]
+    with clock.phase("update"):
+        update = learner.update(batches, step) if batches else {}
+    return {
+        "step": step + 1, **reward_metrics(rewards), "groups_dropped": dropped, "groups_without_variance": equal,
+        **update, "seconds": clock.seconds(),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One group: sampled, sent, its rewards still to come."""
+
+    prompt: PreparedPrompt
+    group: GroupScoring
+    trajectories: list[Trajectory]
+    preview: NDArray[np.uint8]
+    """Frames of the first sample, uint8 RGB [T, H, W, 3]."""
+
+
+def roll_out(
+    config: TrainConfig,
+    step: int,
+    place: int,
+    model: WanModule,
+    prompt: PreparedPrompt,
+    link: RewardLink,
+    clock: PhaseClock,
+) -> Rollout:
+    """Samples one group; each chunk of frames goes out as the VAE finishes it, while the next branch is computed."""
+    algorithm = config.algorithm
+    group = link.open_group(prompt.identity, algorithm.group_size, (prompt.num_frames, prompt.height, prompt.width))
+    preview: list[NDArray[np.uint8]] = []
+
+    def send(sample: int, first_frame: int, frames: NDArray[np.uint8]) -> None:
+        group.put(sample, first_frame, frames)
+        if sample == 0:
+            preview.append(frames)
+
+    conditioning = prompt.conditioning.to(model.device)
+    seed = (config.seed, "rollout", step, place)
+    batches = sample_group(model, conditioning, algorithm.group_size, algorithm.branch_batch, seed)
+    trajectories = []
+    while True:
+        with clock.phase("sample"):
+            batch = next(batches, None)
+        if batch is None:
+            return Rollout(prompt, group, trajectories, np.concatenate(preview))
+        trajectory, latents = batch
+        trajectories.append(trajectory)
+        with clock.phase("decode"):
+            send_decoded(model, latents, trajectory.samples, send)
+
+
+def reward_metrics(rewards: list[list[VideoReward]]) -> dict[str, float | None]:
+    """Returns means over all videos of a step, and the spread inside the groups; None when every group was dropped."""
+    videos = [reward for group in rewards for reward in group]
+    if not videos:
+        return {"reward": None, "reward_std_in_group": None, "coverage": None}
+    values = [[reward.value for reward in group] for group in rewards]
+    components = {f"reward/{name}": float(np.mean([v.components[name] for v in videos])) for name in videos[0].components}
+    return {
+        "reward": float(np.mean(values)),
+        "reward_std_in_group": float(np.mean([np.std(group) for group in values])),
+        "coverage": float(np.mean([v.embedded_frame_count / v.frame_count for v in videos])),
+        **components,
+    }
+
+
+def restore(folder: RunFolder, learner: Learner, resume: bool, progress: RunProgress) -> int:
+    """Returns the step to start with, after loading the newest checkpoint of a resumed run."""
+    latest = folder.latest_checkpoint() if resume else None
+    if latest is None:
+        return 0
+    checkpoint = load_checkpoint(latest)
+    learner.restore(checkpoint)
+    progress.say(f"resuming {folder.path} after step {checkpoint.step}")
+    return checkpoint.step
+
+
+def load_held_out(config: TrainConfig) -> Dataset | None:
+    """Returns the held-out people, or None when the recipe names none."""
+    if config.evaluation.metadata is None:
+        return None
+    return load_dataset(config.data.model_copy(update={"metadata": Path(config.evaluation.metadata)}))
+
+
+@dataclass
+class Evaluation:
+    """Samples the held-out pairs before and after training and compares them."""
+
+    config: TrainConfig
+    folder: RunFolder
+    link: RewardLink
+    model: WanModule
+    dataset: Dataset | None
+    pack: str
+    progress: RunProgress
+
+    def __post_init__(self) -> None:
+        self.prompts: list[PreparedPrompt] = []
+
+    def before(self, start: int) -> None:
+        """Samples the pairs with the untouched model, unless a resumed run already did."""
+        if self.dataset is None:
+            return
+        people = min(len(self.dataset), self.config.evaluation.pairs)
+        with self.progress.counting("preparing held-out people", people) as advance:
+            self.prompts = prepare_prompts(self.model, self.link, self.dataset, people, advance)
+        if start == 0 or not (self.folder.samples / "held_out_before.npz").is_file():
+            with self.model.without_adapters():
+                self._sample("before")
+
+    def after(self) -> dict[str, Any]:
+        """Returns the `held_out` part of the summary."""
+        if self.dataset is None:
+            return {}
+        before = HeldOutVideos.load(self.folder.samples / "held_out_before.npz")
+        after = self._sample("after")
+        seed = self.config.evaluation.seed
+        result: dict[str, Any] = {"held_out": compare(before, after, self.pack, seed)}
+        others = []
+        for pack in self.config.evaluation.packs:
+            with self.progress.counting(f"scoring under {Path(pack).name}", 2 * len(before.values)) as advance:
+                pair = [rescore(v, self.dataset, Path(pack), self.config.reward, advance) for v in (before, after)]
+            others.append(compare(pair[0], pair[1], Path(pack).name, seed))
+        return {**result, "held_out_other_packs": others} if others else result
+
+    def _sample(self, name: str) -> HeldOutVideos:
+        assert self.dataset is not None
+        with self.progress.counting(f"held-out videos {name} training", self.config.evaluation.pairs) as advance:
+            videos = sample_held_out(self.model, self.link, self.prompts, self.config.evaluation, advance)
+        first_frames = [self.dataset[p % len(self.prompts)].first_frame for p in range(len(videos.values))]
+        videos.save(self.folder.samples / f"held_out_{name}.npz", np.stack(first_frames))
+        return videos
