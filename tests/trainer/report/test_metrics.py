@@ -14,26 +14,26 @@ from likeness_trainer.run.metrics import MetricsError, MetricsWriter, read_metri
 
 
 def record(step, seconds=1.0):
-    return {"reward": 0.1 * step, "coverage": 1.0, "seconds": {"rollout": seconds, "update": 2.0}}
+    return {"step": step, "reward": 0.1 * step, "coverage": 1.0, "seconds": {"rollout": seconds, "update": 2.0}}
 
 
 def write_steps(run_dir, steps, resume_step=None, seconds=1.0):
     with MetricsWriter(run_dir, resume_step) as writer:
         for step in steps:
-            writer.write(step, record(step, seconds))
+            writer.write(record(step, seconds))
 
 
 def test_one_object_a_line_with_the_step_first(tmp_path):
     write_steps(tmp_path / "run", [1, 2])
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert lines[1] == ('{"step": 2, "reward": 0.2, "coverage": 1.0, "seconds": {"rollout": 1.0, "update": 2.0}}')
-    assert read_metrics(tmp_path / "run") == [{"step": step, **record(step)} for step in (1, 2)]
+    assert read_metrics(tmp_path / "run") == [record(1), record(2)]
 
 
 def test_floats_survive_bit_for_bit(tmp_path):
     values = [0.1 + 0.2, 1e-300, 2**-1074, 1 / 3, -0.0]
     with MetricsWriter(tmp_path) as writer:
-        writer.write(1, {"values": values})
+        writer.write({"step": 1, "values": values})
     assert [value.hex() for value in read_metrics(tmp_path)[0]["values"]] == [value.hex() for value in values]
 
 
@@ -62,7 +62,7 @@ def test_a_killed_writer_has_every_finished_step_on_the_disk(tmp_path):
         "from likeness_trainer.run.metrics import MetricsWriter\n"
         "writer = MetricsWriter(Path(sys.argv[1]))\n"
         "for step in (1, 2, 3):\n"
-        "    writer.write(step, {'reward': 0.5})\n"
+        "    writer.write({'step': step, 'reward': 0.5})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     finished = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=os.environ, check=False)
@@ -78,26 +78,35 @@ def test_a_killed_writer_has_every_finished_step_on_the_disk(tmp_path):
         ({"rewards": [0.1, float("-inf")]}, r"rewards\[1\] is -inf"),
         ({"reward": object()}, "reward is a object, allowed"),
         ({"reward": {1: 2.0}}, "reward has the key 1"),
-        ({"step": 4}, "the key 'step'"),
+        ({"step": None}, "step is None, allowed: a whole number above 1"),
+        ({"step": 2.0}, "step is 2.0, allowed: a whole number above 1"),
     ],
 )
 def test_what_is_no_finite_number_is_refused_and_not_written(tmp_path, values, message):
     with MetricsWriter(tmp_path) as writer:
-        writer.write(1, record(1))
+        writer.write(record(1))
         with pytest.raises(MetricsError, match=message):
-            writer.write(2, values)
-        writer.write(2, record(2))
+            writer.write({"step": 2, **values})
+        writer.write(record(2))
     assert [item["step"] for item in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_steps_only_rise(tmp_path):
     write_steps(tmp_path, [1, 2, 3])
     with MetricsWriter(tmp_path, resume_step=2) as writer:
-        with pytest.raises(MetricsError, match="step is 2, allowed: above 2"):
-            writer.write(2, record(2))
-        writer.write(3, record(3))
-        with pytest.raises(MetricsError, match="step is 3, allowed: above 3"):
-            writer.write(3, record(3))
+        with pytest.raises(MetricsError, match="step is 2, allowed: a whole number above 2"):
+            writer.write(record(2))
+        writer.write(record(3))
+        with pytest.raises(MetricsError, match="step is 3, allowed: a whole number above 3"):
+            writer.write(record(3))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    write_steps(tmp_path, [1, 2])
+    write_steps(tmp_path, [1, 2, 3], resume_step=0)
+    assert [item["step"] for item in read_metrics(tmp_path)] == [1, 2, 3]
+    write_steps(tmp_path / "never_wrote", [1], resume_step=0)
+    assert read_metrics(tmp_path / "never_wrote") == [record(1)]
 
 
 def test_a_new_run_does_not_write_into_an_old_one(tmp_path):
@@ -110,7 +119,7 @@ def test_a_checkpoint_without_its_records_is_refused(tmp_path):
     write_steps(tmp_path, [1, 2, 3])
     with pytest.raises(MetricsError, match="ends at step 3, the checkpoint is of step 9"):
         MetricsWriter(tmp_path, resume_step=9)
-    with pytest.raises(MetricsError, match="does not exist, the checkpoint is of step 2"):
+    with pytest.raises(MetricsError, match="ends at step 0, the checkpoint is of step 2"):
         MetricsWriter(tmp_path / "other", resume_step=2)
 
 
@@ -132,7 +141,7 @@ def test_tensorboard_shows_the_resumed_values_once(tmp_path):
 
     write_steps(tmp_path, range(1, 5))
     with MetricsWriter(tmp_path, resume_step=2) as writer:
-        writer.write(3, {"reward": 7.0, "seconds": {"rollout": 3.0}})
+        writer.write({"step": 3, "reward": 7.0, "seconds": {"rollout": 3.0}})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     rewards = [(event.step, event.value) for event in events.Scalars("reward")]
     assert rewards == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2)), (3, 7.0)]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from likeness_trainer.errors import TrainerError
+
 
 class UnusableMediaError(ValueError):
     """One image or video cannot be used; the message is the reason, without the path."""
@@ -27,8 +29,10 @@ class RowProblem:
         return f"{place}: {self.reason}"
 
 
-class DatasetError(ValueError):
+class DatasetError(TrainerError, ValueError):
     """The metadata file, or rows of it, cannot be used; `problems` lists every row."""
+
+    exit_code = 2
 
     def __init__(self, metadata: Path, reason: str, problems: Sequence[RowProblem] = ()) -> None:
         self.metadata = metadata

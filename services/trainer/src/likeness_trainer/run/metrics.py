@@ -14,13 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from likeness_trainer.errors import TrainerError
+
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
 STEP_KEY = "step"
 SECONDS_KEY = "seconds"
 
 
-class MetricsError(ValueError):
+class MetricsError(TrainerError, ValueError):
     """A record cannot be written, or metrics.jsonl is damaged or does not fit the checkpoint."""
 
 
@@ -31,7 +33,8 @@ class MetricsWriter:
         """Opens RUN/metrics.jsonl for the steps after `resume_step`, the last step that the checkpoint contains.
 
         Records after that step are removed, as is a last line cut off by a kill: the steps are run again and written
-        again. With None the run is new. Raises MetricsError where a new run finds records, or a resumed one lacks some.
+        again. Steps count from 1, so 0 starts over; with None the run is new. Raises MetricsError where a new run finds
+        records, or a resumed one lacks some.
         """
         from torch.utils.tensorboard import SummaryWriter
 
@@ -42,16 +45,16 @@ class MetricsWriter:
         purge_step = None if resume_step is None else resume_step + 1
         self._events = SummaryWriter(str(run_dir / TENSORBOARD_NAME), purge_step=purge_step)
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends {"step": step, **values} and returns when it is on the disk.
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends {"step": n, ...} as one line and returns when it is on the disk.
 
         Values are numbers, booleans, texts, None, and lists or dicts of those. Raises MetricsError, with nothing
-        written, for NaN, infinity, another type, the key `step`, or a step that does not follow the last one.
+        written, for NaN, infinity, another type, or a step that is missing or does not follow the last one.
         """
-        if self._last_step is not None and step <= self._last_step:
-            raise MetricsError(f"step is {step}, allowed: above {self._last_step}, the last step written")
-        if STEP_KEY in values:
-            raise MetricsError(f"the key {STEP_KEY!r} is given by the argument, not among the values")
+        step = record.get(STEP_KEY)
+        if not isinstance(step, int) or step <= self._last_step:
+            raise MetricsError(f"step is {step!r}, allowed: a whole number above {self._last_step}")
+        values = {name: value for name, value in record.items() if name != STEP_KEY}
         for name, value in values.items():
             _require_writable(name, value)
         self._file.write(json.dumps({STEP_KEY: step, **values}, ensure_ascii=False, allow_nan=False) + "\n")
@@ -89,26 +92,24 @@ def without_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [{name: value for name, value in record.items() if name != SECONDS_KEY} for record in records]
 
 
-def _prepare(path: Path, resume_step: int | None) -> int | None:
-    """Cuts the file behind `resume_step` and returns the last step that is left; None for a new file."""
-    if not path.exists():
-        if resume_step is not None:
-            raise MetricsError(f"{path} does not exist, the checkpoint is of step {resume_step}")
-        return None
+def _prepare(path: Path, resume_step: int | None) -> int:
+    """Cuts the file behind `resume_step` and returns the last step that is left, 0 where none is."""
+    records = _records(path) if path.exists() else iter(())
     if resume_step is None:
-        if path.stat().st_size:
+        if path.exists() and path.stat().st_size:
             raise MetricsError(f"{path} holds records of an earlier run; resume it or choose another folder")
-        return None
-    kept, last_step = 0, None
-    for record, end in _records(path):
+        return 0
+    kept, last_step = 0, 0
+    for record, end in records:
         if record[STEP_KEY] > resume_step:
             break
         kept, last_step = end, record[STEP_KEY]
     if last_step != resume_step:
         raise MetricsError(f"{path} ends at step {last_step}, the checkpoint is of step {resume_step}")
-    with path.open("r+b") as file:
-        file.truncate(kept)
-        os.fsync(file.fileno())
+    if path.exists():
+        with path.open("r+b") as file:
+            file.truncate(kept)
+            os.fsync(file.fileno())
     return last_step
 
 

@@ -22,7 +22,9 @@ def paired_bootstrap(
 
     `before` and `after`: one finite value a pair, 2 pairs or more, in the same order. Pairs are drawn with
     replacement, so what differs between people cancels within each pair (Efron and Tibshirani 1993, chapter 13).
-    The same seed gives the same interval. Raises ValueError for unequal lengths, fewer than 2 pairs, NaN or infinity, resamples below 1.
+    The same seed gives the same interval.
+
+    Raises ValueError for unequal lengths, fewer than 2 pairs, NaN or infinity, resamples below 1.
     """
     first, second = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if first.ndim != 1 or first.shape != second.shape:
