@@ -1,0 +1,1 @@
+"""The contract of the reward service, by version."""
