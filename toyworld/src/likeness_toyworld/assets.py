@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-TEXT_TOKENS = 8
+TEXT_TOKENS = 12
 """Length to which the toy's prompts are padded."""
 
 ASSETS = Path(__file__).parent / "weights"

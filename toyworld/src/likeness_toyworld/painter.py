@@ -96,6 +96,10 @@ def _color(values: NDArray[np.float64]) -> Color:
     return red, green, blue
 
 
+def _tinted(grey: float, warmth: float) -> Color:
+    return _color(np.array((grey + warmth, grey, grey - warmth)))
+
+
 def sample_identity(seed_or_rng: int | np.random.Generator) -> Identity:
     """A person; the same seed gives the same person."""
     rng = _generator(seed_or_rng)
@@ -107,8 +111,8 @@ def sample_identity(seed_or_rng: int | np.random.Generator) -> Identity:
     skin = _LIGHT_SKIN * (1 - tone) + _DARK_SKIN * tone
     hair = np.array(_HAIR_COLORS[rng.integers(len(_HAIR_COLORS))]) * between(0.8, 1.2)
     return Identity(
-        background=_color(between(70, 200) + rng.uniform(-45, 45, 3)),
-        clothes=_color(rng.uniform(20, 220, 3)),
+        background=_tinted(between(70, 200), between(-28, 28)),
+        clothes=_tinted(between(30, 200), between(-50, 50)),
         skin=_color(skin),
         hair=_color(hair),
         brow=_color(hair * 0.65),
