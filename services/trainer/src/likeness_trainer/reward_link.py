@@ -11,18 +11,24 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import grpc
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from likeness_reward.client import RewardClient, ServerInfo, VideoScoreStream
-from likeness_reward.domain import IdentityTemplate, ScoreOptions, VideoReward
+from likeness_reward.client import RewardClient, VideoScoreStream
+from likeness_reward.domain import IdentityTemplate, ScoreOptions, ServerInfo, VideoReward
 from likeness_reward.errors import LikenessError
 from likeness_trainer.errors import RewardRejectedError, RewardUnavailableError
 
 logger = logging.getLogger(__name__)
 
-TRANSIENT_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "UNKNOWN"})
+TRANSIENT_CODES = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN,
+    }
+)  # fmt: skip
 """Codes after which sending the same video again may succeed."""
 
 

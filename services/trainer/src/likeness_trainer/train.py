@@ -36,6 +36,7 @@ from likeness_trainer.run.metrics import MetricsWriter
 from likeness_trainer.run.phase_clock import PhaseClock
 from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.run.report import write_report
+from likeness_trainer.run.sampling import load_trained
 from likeness_trainer.run.stop_signals import StopSignals
 from likeness_trainer.wan.module import WanModule
 
@@ -80,9 +81,9 @@ def train(config: TrainConfig, resume: bool, progress: RunProgress) -> RunFolder
             except RewardUnavailableError:
                 checkpoint(step)
                 raise
-            writer.write(metrics)
-            report_step(metrics)
             done = step + 1
+            writer.write(done, metrics)
+            report_step(done, metrics)
             if done % config.checkpoint_every == 0 or done == config.steps or stop.requested:
                 checkpoint(done)
             stop.raise_if_requested(done, config.steps)
@@ -125,14 +126,14 @@ def train_step(
             dropped += 1
             continue
         rewards.append(group_rewards)
-        advantages = score_group(group_rewards, config.algorithm)
+        advantages = score_group(group_rewards, config.algorithm, config.reward.no_face_value)
         equal += int(not advantages.any())
         conditioning = rollout.prompt.conditioning.to(model.device)
         batches += [ScoredTrajectory(t, conditioning, advantages[list(t.samples)]) for t in rollout.trajectories]
     with clock.phase("update"):
         update = learner.update(batches, step) if batches else {}
     return {
-        "step": step + 1, **reward_metrics(rewards), "groups_dropped": dropped, "groups_without_variance": equal,
+        **reward_metrics(rewards), "groups_dropped": dropped, "groups_without_variance": equal,
         **update, "seconds": clock.seconds(),
     }  # fmt: skip
 
@@ -188,13 +189,27 @@ def reward_metrics(rewards: list[list[VideoReward]]) -> dict[str, float | None]:
     if not videos:
         return {"reward": None, "reward_std_in_group": None, "coverage": None}
     values = [[reward.value for reward in group] for group in rewards]
-    components = {f"reward/{name}": float(np.mean([v.components[name] for v in videos])) for name in videos[0].components}
+    names = [component.name for component in videos[0].components]
+    components = {f"reward/{name}": float(np.mean([video.component(name) for video in videos])) for name in names}
     return {
         "reward": float(np.mean(values)),
         "reward_std_in_group": float(np.mean([np.std(group) for group in values])),
-        "coverage": float(np.mean([v.embedded_frame_count / v.frame_count for v in videos])),
+        "coverage": float(np.mean([video.coverage for video in videos])),
         **components,
     }
+
+
+def evaluate_run(folder: RunFolder, config: TrainConfig, progress: RunProgress) -> None:
+    """Samples the held-out pairs of a run anew, with and without its newest adapters, and rewrites summary and report."""
+    held_out = load_held_out(config)
+    link = RewardLink(config.reward)
+    server = link.connect()
+    model = load_trained(folder, config)
+    evaluation = Evaluation(config, folder, link, model, held_out, server.pack_name, progress)
+    evaluation.before(start=0)
+    folder.write_summary({**folder.read_summary(), **evaluation.after()})
+    write_report(folder.path)
+    link.close()
 
 
 def restore(folder: RunFolder, learner: Learner, resume: bool, progress: RunProgress) -> int:

@@ -99,7 +99,7 @@ class Dataset:
         first_frame = reference_frames[0]
         if row.reference_image is not None:
             try:
-                first_frame = _fit(read_image(row.reference_image), self.config)
+                first_frame = fit_frame(read_image(row.reference_image), self.config)
             except UnusableMediaError as error:
                 raise self._changed(row, f"reference_image {row.reference_image} {error}") from error
         return VideoExample(
@@ -188,14 +188,15 @@ def _require_frame_count(count: int, config: DataConfig) -> None:
 def _read_reference_frames(path: Path, config: DataConfig) -> NDArray[np.uint8]:
     """Returns uint8 RGB [T, h, w, 3] of a video (T = num_frames) or of a still image (T = 1)."""
     if path.suffix.lower() in IMAGE_SUFFIXES:
-        return _fit(read_image(path), config)[None]
+        return fit_frame(read_image(path), config)[None]
     frames: list[NDArray[np.uint8]] = []
     for picture in read_frames(path, config.fps, config.num_frames):
         # A stream may change its size; all frames take that of the first.
-        frames.append(fill(picture, *frames[0].shape[:2]) if frames else _fit(picture, config))
+        frames.append(fill(picture, *frames[0].shape[:2]) if frames else fit_frame(picture, config))
     _require_frame_count(len(frames), config)
     return np.stack(frames)
 
 
-def _fit(image_rgb: NDArray[np.uint8], config: DataConfig) -> NDArray[np.uint8]:
+def fit_frame(image_rgb: NDArray[np.uint8], config: DataConfig) -> NDArray[np.uint8]:
+    """Returns a picture uint8 RGB [H, W, 3] scaled and cropped to the size that the settings give it."""
     return fill(image_rgb, *config.frame_size(*image_rgb.shape[:2]))

@@ -170,7 +170,7 @@ class WanTrainingModule(WanModule):
             trajectories.append(trajectory)
             send_decoded(self, latents, trajectory.samples, keep)
         rewards = [self.scorer.score(video, identity, self.score_options) for video in videos]
-        advantages = score_group(rewards, self.algorithm)
+        advantages = score_group(rewards, self.algorithm, self.options.no_face_value)
         batches = [
             ScoredTrajectory(trajectory, conditioning, advantages[list(trajectory.samples)])
             for trajectory in trajectories
@@ -183,9 +183,11 @@ class WanTrainingModule(WanModule):
         return loss, face_score, kl_loss
 
 
-def score_group(rewards: list[VideoReward], algorithm: PolicyGradientConfig) -> Tensor:
-    """Returns the advantages of a group, float32 [G, T_latent], from rewards with their frame scores."""
-    frame_scores = np.array([reward.frame_scores for reward in rewards], np.float64)
+def score_group(rewards: list[VideoReward], algorithm: PolicyGradientConfig, no_face_value: float) -> Tensor:
+    """Returns the advantages of a group, float32 [G, T_latent], from rewards with their frames."""
+    frame_scores = np.array(
+        [[no_face_value if s is None else s for s in reward.similarities] for reward in rewards], np.float64
+    )
     per_latent_frame = latent_frame_scores(frame_scores)
     if algorithm.credit == "latent_frame":
         advantages = group_advantages(per_latent_frame, algorithm.advantage_clip)

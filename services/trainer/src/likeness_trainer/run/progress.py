@@ -35,15 +35,15 @@ class RunProgress:
 
     @contextmanager
     def training(self, start: int, steps: int) -> Iterator[Any]:
-        """Gives a function that takes the metrics of each finished step."""
+        """Gives a function that takes the number and the metrics of each finished step."""
         if not self.console.is_terminal:
-            yield lambda metrics: self.say(f"step {metrics['step']}/{steps}  {describe(metrics)}")
+            yield lambda step, metrics: self.say(f"step {step}/{steps}  {describe(metrics)}")
             return
         with self._bar() as bar:
             task = bar.add_task("training", total=steps, completed=start, detail="")
 
-            def advance(metrics: Metrics) -> None:
-                bar.update(task, advance=1, detail=describe(metrics))
+            def advance(step: int, metrics: Metrics) -> None:
+                bar.update(task, completed=step, detail=describe(metrics))
 
             yield advance
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import av
@@ -9,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from likeness_trainer.config import TrainConfig
-from likeness_trainer.errors import RunFolderError
+from likeness_trainer.data.dataset import fit_frame
+from likeness_trainer.data.errors import UnusableMediaError
+from likeness_trainer.data.images import read_image
+from likeness_trainer.errors import ConfigError, RunFolderError
 from likeness_trainer.learn.rollout import sample_latents, send_decoded
 from likeness_trainer.learn.seeds import gaussian_noise
 from likeness_trainer.run.checkpoint import load_checkpoint
@@ -43,6 +47,33 @@ def sample_video(
     noise = gaussian_noise((1, *conditioning.latent_shape), seed, "sample")
     send_decoded(model, sample_latents(model, conditioning, noise), range(1), take)
     return frames
+
+
+def sample_to_file(
+    folder: RunFolder, config: TrainConfig, prompt: str, image: Path | None, seed: int, without_lora: bool, output: Path
+) -> None:
+    """Samples one video of a run's size and writes it.
+
+    Raises:
+        ConfigError: the picture cannot be used, the output is not .mp4, or the model needs a picture and none is given.
+    """
+    if output.suffix != ".mp4":
+        raise ConfigError(f"--output is {str(output)!r}; it must end in .mp4")
+    first_frame = None
+    if image is not None:
+        try:
+            first_frame = fit_frame(read_image(image), config.data)
+        except (UnusableMediaError, OSError) as error:
+            raise ConfigError(f"--image {image}: {error}") from error
+    if first_frame is None and (config.data.height is None or config.data.width is None):
+        raise ConfigError("without --image the recipe must set data.height and data.width")
+    height, width = first_frame.shape[:2] if first_frame is not None else (config.data.height, config.data.width)
+    model = load_trained(folder, config)
+    if first_frame is None and model.needs_first_frame:
+        raise ConfigError("this is an image-to-video model: give its first frame with --image")
+    with model.without_adapters() if without_lora else nullcontext():
+        frames = sample_video(model, prompt, first_frame, config.data.num_frames, height or 0, width or 0, seed)
+    write_mp4(output, frames, config.data.fps)
 
 
 def write_mp4(path: Path, frames_rgb: NDArray[np.uint8], frames_per_second: int) -> None:

@@ -96,6 +96,11 @@ class WanModule(nn.Module):
         """Returns the trainable parameters, float32, in a fixed order."""
         return [p for name in self.trained_experts for p in lora.lora_parameters(getattr(self.pipe, name))]
 
+    @property
+    def needs_first_frame(self) -> bool:
+        """Whether the model animates a picture and cannot do without one."""
+        return bool(self.pipe.dit.require_vae_embedding and self.pipe.dit.in_dim > self.pipe.vae.z_dim)
+
     @torch.no_grad()
     def encode(
         self, prompt: str, first_frame: NDArray[np.uint8] | Image.Image | None, num_frames: int, height: int, width: int
@@ -112,6 +117,8 @@ class WanModule(nn.Module):
         factor = self.pipe.vae.upsampling_factor
         shape = (self.pipe.vae.z_dim, (num_frames - 1) // 4 + 1, height // factor, width // factor)
         image = Image.fromarray(first_frame) if isinstance(first_frame, np.ndarray) else first_frame
+        if not (self.needs_first_frame or self.pipe.dit.fuse_vae_embedding_in_latents):
+            image = None  # text-to-video: the picture serves as identity only
         shared = {
             "input_image": image, "end_image": None, "num_frames": num_frames, "height": height, "width": width,
             "tiled": False, "tile_size": (30, 52), "tile_stride": (15, 26), "cfg_scale": 1.0,

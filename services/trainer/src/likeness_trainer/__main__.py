@@ -1,0 +1,5 @@
+"""Runs the command line: `python -m likeness_trainer`."""
+
+from likeness_trainer.cli import main
+
+main()

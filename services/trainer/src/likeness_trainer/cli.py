@@ -1,0 +1,248 @@
+"""The command line of the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from likeness_trainer.errors import ConfigError, TrainerError
+
+EXAMPLES = """examples:
+  likeness-trainer demo                                  train the toy world end to end, in minutes
+  likeness-trainer data check videos/metadata.csv        name every row that cannot be used
+  likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --set data.metadata=videos/metadata.csv
+  likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --resume
+  likeness-trainer report runs/likeness
+"""
+
+
+def main() -> None:
+    """Runs a command; errors that the user can mend are printed without a traceback and give exit codes 1, 2 or 75."""
+    arguments = build_parser().parse_args()
+    logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s")
+    run: Callable[[argparse.Namespace], None] = arguments.run
+    from likeness_trainer.data.errors import DatasetError
+
+    try:
+        run(arguments)
+    except TrainerError as error:
+        sys.exit(_told(error, error.exit_code))
+    except DatasetError as error:
+        sys.exit(_told(error, 2))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if type(error).__name__ != "ModelLoadError":  # its module imports DiffSynth, which takes seconds
+            raise
+        sys.exit(_told(error, 2))
+
+
+def _told(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser; every command has a help text of its own."""
+    parser = argparse.ArgumentParser(
+        prog="likeness-trainer",
+        description="Fine-tunes Wan video models with reinforcement learning so that a generated person keeps their face.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--verbose", action="store_true", help="log what libraries say while they load")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_train(commands)
+    _add_demo(commands)
+    _add_sample(commands)
+    _add_evaluate(commands)
+    _add_export(commands)
+    _add_report(commands)
+    _add_data(commands)
+    return parser
+
+
+def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("train", help="train a LoRA from a recipe", description=(
+        "Trains a LoRA from a recipe. Settings: the recipe, overridden by variables LIKENESS_TRAINER_A__B, overridden by "
+        "--set. Needs a reward server at reward.endpoint (`likeness-reward serve`). Ctrl-C stops after the step in hand, "
+        "with a checkpoint. Exit codes: 2 a setting, file or row is wrong; 75 the reward server stayed away, resume later."
+    ))  # fmt: skip
+    command.add_argument("recipe", type=Path, metavar="RECIPE", help="YAML file, see recipes/")
+    _add_set(command)
+    command.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its newest checkpoint")
+    command.set_defaults(run=_train)
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("demo", help="train the toy world end to end", description=(
+        "Paints people, starts a reward server on loopback, trains a LoRA of the toy model, and compares held-out people "
+        "before and after. Takes minutes on two CPU cores and downloads nothing."
+    ))  # fmt: skip
+    command.add_argument("--recipe", type=Path, default=Path("recipes/toy.yaml"), help="default: %(default)s")
+    command.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s, numbered when taken")
+    command.add_argument("--seed", type=int, default=0, help="seed of people, adapters and noise (default: 0)")
+    command.add_argument(
+        "--evaluation-pack", action="append", default=[], metavar="DIR", help="also score held-out videos under this face pack"
+    )
+    _add_set(command)
+    command.add_argument("--resume", action="store_true", help="go on with the demo in --run-dir")
+    command.set_defaults(run=_demo)
+
+
+def _add_sample(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("sample", help="make one video with a run's LoRA", description=(
+        "Samples one video with the newest LoRA of a run, without stochastic steps, and writes it as mp4."
+    ))  # fmt: skip
+    command.add_argument("run_dir", type=Path, metavar="RUN")
+    command.add_argument("--prompt", required=True)
+    command.add_argument("--image", type=Path, help="first frame; needed by image-to-video models")
+    command.add_argument("--output", type=Path, required=True, metavar="FILE.mp4")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--without-lora", action="store_true", help="the untouched model, for comparison")
+    command.set_defaults(run=_sample)
+
+
+def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("evaluate", help="compare held-out people before and after", description=(
+        "Samples the held-out pairs of a run with and without its newest LoRA, with the same noise, scores them through the "
+        "reward server, and updates summary.json and report.html."
+    ))  # fmt: skip
+    command.add_argument("run_dir", type=Path, metavar="RUN")
+    command.add_argument("--evaluation-pack", action="append", default=[], metavar="DIR", help="also score under this pack")
+    _add_set(command)
+    command.set_defaults(run=_evaluate)
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("export-lora", help="write a run's LoRA for other tools", description=(
+        "Writes, for each trained expert, LABEL.safetensors (ComfyUI, diffusers, DiffSynth) and peft/LABEL/ (PEFT). "
+        "Needs the checkpoint only, not the model."
+    ))  # fmt: skip
+    command.add_argument("run_dir", type=Path, metavar="RUN")
+    command.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the newest of the run")
+    command.add_argument("--output", type=Path, metavar="DIR", help="default: RUN/lora")
+    command.set_defaults(run=_export)
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("report", help="write report.html of a run", description=(
+        "Writes RUN/report.html: curves, and the same held-out video before and after. Works while the run goes on."
+    ))  # fmt: skip
+    command.add_argument("run_dir", type=Path, metavar="RUN")
+    command.set_defaults(run=_report)
+
+
+def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    data = commands.add_parser("data", help="look at a data set")
+    check = data.add_subparsers(required=True, metavar="COMMAND").add_parser("check", help="name every unusable row",
+        description="Decodes every row of a metadata.csv, .json or .jsonl and names all that cannot be used, with reasons. "
+        "Exit code 1 when there are any."
+    )  # fmt: skip
+    check.add_argument("metadata", type=Path, metavar="METADATA")
+    check.add_argument("--num-frames", type=int, default=81, help="4n + 1 (default: 81)")
+    check.add_argument("--height", type=int)
+    check.add_argument("--width", type=int)
+    check.add_argument("--max-pixels", type=int, default=480 * 480)
+    check.add_argument("--fps", type=int, default=16)
+    check.set_defaults(run=_check)
+
+
+def _add_set(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="override a setting; may be repeated"
+    )
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from likeness_trainer.config import load_config
+    from likeness_trainer.run.progress import RunProgress
+
+    config = load_config(arguments.recipe, arguments.overrides)
+    from likeness_trainer.train import train
+
+    folder = train(config, arguments.resume, RunProgress())
+    print(folder.path)
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from likeness_trainer.demo import run_demo, verdict
+
+    folder = run_demo(
+        arguments.recipe, arguments.run_dir, arguments.seed, arguments.evaluation_pack, arguments.overrides, arguments.resume
+    )
+    print(verdict(folder))
+
+
+def _sample(arguments: argparse.Namespace) -> None:
+    from likeness_trainer.config import load_config
+    from likeness_trainer.run.folder import RunFolder
+
+    folder = RunFolder.existing(arguments.run_dir)
+    config = load_config(folder.config_file, environment={})
+    from likeness_trainer.run.sampling import sample_to_file
+
+    sample_to_file(folder, config, arguments.prompt, arguments.image, arguments.seed, arguments.without_lora, arguments.output)
+    print(arguments.output)
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from likeness_trainer.config import load_config
+    from likeness_trainer.run.folder import RunFolder
+    from likeness_trainer.run.progress import RunProgress
+
+    folder = RunFolder.existing(arguments.run_dir)
+    packs = [f"evaluation.packs={[str(Path(pack).resolve()) for pack in arguments.evaluation_pack]}"]
+    overrides = [*(packs if arguments.evaluation_pack else []), *arguments.overrides]
+    config = load_config(folder.config_file, overrides, environment={})
+    if config.evaluation.metadata is None:
+        raise ConfigError("evaluation.metadata is not set; give held-out people with --set evaluation.metadata=FILE")
+    from likeness_trainer.demo import verdict
+    from likeness_trainer.train import evaluate_run
+
+    evaluate_run(folder, config, RunProgress())
+    print(verdict(folder))
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from likeness_trainer.config import load_config
+    from likeness_trainer.run.export import export_run_lora
+    from likeness_trainer.run.folder import RunFolder
+
+    folder = RunFolder.existing(arguments.run_dir)
+    config = load_config(folder.config_file, environment={})
+    fingerprint = folder.read_summary().get("reward_fingerprint", "")
+    for path in export_run_lora(folder, config, fingerprint, arguments.checkpoint, arguments.output):
+        print(path)
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from likeness_trainer.run.folder import RunFolder
+    from likeness_trainer.run.report import write_report
+
+    print(write_report(RunFolder.existing(arguments.run_dir).path))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from pydantic import ValidationError
+
+    from likeness_trainer.data.dataset import DataConfig, check
+
+    names = ("metadata", "num_frames", "height", "width", "max_pixels", "fps")
+    try:
+        config = DataConfig(**{name: getattr(arguments, name) for name in names})
+    except ValidationError as error:
+        raise ConfigError("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from error
+    problems = check(config)
+    for problem in problems:
+        print(problem)
+    if problems:
+        sys.exit(1)
+    print(f"{arguments.metadata}: every row can be used")
+
+
+if __name__ == "__main__":
+    main()
