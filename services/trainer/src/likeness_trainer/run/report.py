@@ -93,8 +93,8 @@ def _headline(held_out: Comparison | None, metrics: Sequence[Mapping[str, Any]])
         f"{held_out['before']:.3f} before, {held_out['after']:.3f} after, "
         f"difference {held_out['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f}).</p>"
         + note(
-            f"{held_out['pairs']} pairs of people and noise never trained on, the same before and after, scored under the "
-            f"pack {held_out['pack']}; frames without a face are counted. Interval: paired bootstrap."
+            f"{held_out['pairs']} pairs of people and noise never trained on, the same before and after, scored under "
+            f"the pack {held_out['pack']}; frames without a face are counted. Interval: paired bootstrap."
         )
     )
 

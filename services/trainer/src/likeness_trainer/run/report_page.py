@@ -16,8 +16,8 @@ MAX_IMAGE_HEIGHT = 160
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfb; --ink: #1a1a19; --muted: #6b6a63; --grid: #dddcd6; --good: #0b7a3b;
-  --bad: #b3261e; --series-1: #2a6fc9; --series-2: #d9822b; --series-3: #2f8f6b; --series-4: #8a5cc2; --series-5: #c2476f;
-  --series-6: #7a7a2a; }
+  --bad: #b3261e; --series-1: #2a6fc9; --series-2: #d9822b; --series-3: #2f8f6b; --series-4: #8a5cc2;
+  --series-5: #c2476f; --series-6: #7a7a2a; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #191918; --ink: #f0efea; --muted: #a5a49b; --grid: #3a3a37; --good: #5fd08f; --bad: #ff8a80;
   --series-1: #6ba6f5; --series-2: #f0a457; --series-3: #5fc49b; --series-4: #b796ea; --series-5: #ee86a6;
