@@ -78,7 +78,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{body}</table></div>'
 
 
-def filmstrip(rows: Sequence[tuple[str, NDArray[np.uint8], Sequence[float] | None]]) -> str:
+def filmstrip(rows: Sequence[tuple[str, NDArray[np.uint8], NDArray[np.float64] | None]]) -> str:
     """Returns a table of pictures: (name, frames uint8 RGB [T, H, W, 3], similarity of each frame or None) a row.
 
     NaN is a frame without a face, and is told in words.
