@@ -150,7 +150,8 @@ def test_every_metric_has_its_curve_the_important_ones_first(finished_run):
     text = write_report(finished_run).read_text(encoding="utf-8")
     labels = re.findall(r'<svg role="img" aria-label="([^"]+)"', text)
     assert labels == [
-        "reward", "coverage", "kl", "clip_fraction", "grad_norm", "loss", "seconds per phase", "each held-out pair",
+        "reward", "coverage: share of frames with a face", "KL to the base model", "share of clipped ratios",
+        "gradient norm", "loss", "seconds per phase", "each held-out pair",
     ]  # fmt: skip
     assert "Bold: mean of the last 3 steps" in text
 

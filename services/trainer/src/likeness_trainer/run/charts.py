@@ -49,7 +49,7 @@ def curve(title: str, steps: Sequence[int], values: Sequence[float | None]) -> s
     """
     numbers = np.array([np.nan if value is None else value for value in values], np.float64)
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _axes(3.6, 2.1)
+        figure, axes = _axes(3.4, 2.1)
         axes.set_title(title)
         smooth = trailing_mean(numbers, smoothing_window(len(numbers)))
         noisy = smoothing_window(len(numbers)) > 1
@@ -65,7 +65,7 @@ def phase_seconds(steps: Sequence[int], phases: Mapping[str, Sequence[float]]) -
     """Returns the SVG of the seconds of each step, stacked by phase."""
     title = "seconds per phase"
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _axes(7.4, 2.4)
+        figure, axes = _axes(10.4, 2.4)
         axes.set_title(title)
         bottom = np.zeros(len(steps))
         for number, (phase, seconds) in enumerate(phases.items()):
@@ -86,7 +86,7 @@ def paired_scatter(before: NDArray[np.float64], after: NDArray[np.float64]) -> s
     margin = max(0.02, 0.05 * float(np.ptp(both)))
     limits = (float(both.min()) - margin, float(both.max()) + margin)
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _axes(3.6, 3.4)
+        figure, axes = _axes(3.8, 3.6)
         axes.set_title(title)
         axes.plot(limits, limits, color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
         axes.scatter(before, after, s=22, color=_SERIES[0], alpha=0.85, linewidths=0)

@@ -19,8 +19,14 @@ from likeness_trainer.run.metrics import METRICS_NAME, SECONDS_KEY, STEP_KEY, re
 from likeness_trainer.run.report_page import filmstrip, note, page, png_bytes_address, section, table
 
 REPORT_NAME = "report.html"
-FIRST_CURVES = ("reward", "coverage", "kl", "clip_fraction", "grad_norm")
-"""Metrics that are drawn first; all others follow in the order of the file."""
+FIRST_CURVES = {
+    "reward": "reward",
+    "coverage": "coverage: share of frames with a face",
+    "kl": "KL to the base model",
+    "clip_fraction": "share of clipped ratios",
+    "grad_norm": "gradient norm",
+}
+"""Metrics that are drawn first, and their titles; all others follow in the order of the file under their own names."""
 MAX_STRIP_FRAMES = 9
 MAX_TRAINING_SAMPLES = 6
 
@@ -122,7 +128,10 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     if not metrics:
         return section("Training", note("No step has been recorded yet."))
     steps = [record[STEP_KEY] for record in metrics]
-    charts = [curve(name, steps, [record.get(name) for record in metrics]) for name in _metric_names(metrics)]
+    charts = [
+        curve(FIRST_CURVES.get(name, name), steps, [record.get(name) for record in metrics])
+        for name in _metric_names(metrics)
+    ]
     window = smoothing_window(len(steps))
     text = f"Bold: mean of the last {window} steps; faint: each step." if window > 1 else "One point a step."
     content = [note(text), f'<div class="charts">{"".join(charts)}</div>']

@@ -27,7 +27,7 @@ body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 68rem; background:
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.1rem; color: var(--muted); font-weight: 500; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
-.headline { font-size: 1.7rem; line-height: 1.3; margin: .5rem 0; max-width: 46rem; text-wrap: balance; }
+.headline { font-size: 1.7rem; line-height: 1.3; margin: .5rem 0; max-width: 54rem; }
 .rose { color: var(--good); } .fell { color: var(--bad); }
 .note { color: var(--muted); max-width: 46rem; }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem; } .charts svg { max-width: 100%; height: auto; }
