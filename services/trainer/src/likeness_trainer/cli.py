@@ -22,7 +22,9 @@ EXAMPLES = """examples:
 def main() -> None:
     """Runs a command; errors that the user can mend are printed without a traceback and give exit codes 1, 2 or 75."""
     arguments = build_parser().parse_args()
-    logging.basicConfig(level=logging.DEBUG if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s"
+    )
     run: Callable[[argparse.Namespace], None] = arguments.run
     from likeness_trainer.data.errors import DatasetError
 
@@ -49,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Returns the parser; every command has a help text of its own."""
     parser = argparse.ArgumentParser(
         prog="likeness-trainer",
-        description="Fine-tunes Wan video models with reinforcement learning so that a generated person keeps their face.",
+        description="Fine-tunes Wan video models with reinforcement learning so that a person keeps their face.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,26 +69,34 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("train", help="train a LoRA from a recipe", description=(
-        "Trains a LoRA from a recipe. Settings: the recipe, overridden by variables LIKENESS_TRAINER_A__B, overridden by "
-        "--set. Needs a reward server at reward.endpoint (`likeness-reward serve`). Ctrl-C stops after the step in hand, "
-        "with a checkpoint. Exit codes: 2 a setting, file or row is wrong; 75 the reward server stayed away, resume later."
+        "Trains a LoRA from a recipe. Settings: the recipe, then variables LIKENESS_TRAINER_A__B, then "
+        "--set. Needs a reward server at reward.endpoint (`likeness-reward serve`). Ctrl-C stops after a step, "
+        "with a checkpoint. Exit codes: 2 a setting, file or row is wrong; 75 the reward server stayed away."
     ))  # fmt: skip
     command.add_argument("recipe", type=Path, metavar="RECIPE", help="YAML file, see recipes/")
     _add_set(command)
-    command.add_argument("--resume", action="store_true", help="go on with the run in run_dir, from its newest checkpoint")
+    command.add_argument(
+        "--resume", action="store_true", help="go on with the run in run_dir, from its newest checkpoint"
+    )
     command.set_defaults(run=_train)
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("demo", help="train the toy world end to end", description=(
-        "Paints people, starts a reward server on loopback, trains a LoRA of the toy model, and compares held-out people "
+        "Paints people, starts a reward server on loopback, trains a LoRA of the toy model, compares held-out people "
         "before and after. Takes minutes on two CPU cores and downloads nothing."
     ))  # fmt: skip
     command.add_argument("--recipe", type=Path, default=Path("recipes/toy.yaml"), help="default: %(default)s")
-    command.add_argument("--run-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s, numbered when taken")
+    command.add_argument(
+        "--run-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s, numbered when taken"
+    )
     command.add_argument("--seed", type=int, default=0, help="seed of people, adapters and noise (default: 0)")
     command.add_argument(
-        "--evaluation-pack", action="append", default=[], metavar="DIR", help="also score held-out videos under this face pack"
+        "--evaluation-pack",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also score held-out videos under this face pack",
     )
     _add_set(command)
     command.add_argument("--resume", action="store_true", help="go on with the demo in --run-dir")
@@ -108,11 +118,13 @@ def _add_sample(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("evaluate", help="compare held-out people before and after", description=(
-        "Samples the held-out pairs of a run with and without its newest LoRA, with the same noise, scores them through the "
-        "reward server, and updates summary.json and report.html."
+        "Samples the held-out pairs of a run with and without its newest LoRA, with the same noise, scores them "
+        "through the reward server, and updates summary.json and report.html."
     ))  # fmt: skip
     command.add_argument("run_dir", type=Path, metavar="RUN")
-    command.add_argument("--evaluation-pack", action="append", default=[], metavar="DIR", help="also score under this pack")
+    command.add_argument(
+        "--evaluation-pack", action="append", default=[], metavar="DIR", help="also score under this pack"
+    )
     _add_set(command)
     command.set_defaults(run=_evaluate)
 
@@ -139,7 +151,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     data = commands.add_parser("data", help="look at a data set")
     check = data.add_subparsers(required=True, metavar="COMMAND").add_parser("check", help="name every unusable row",
-        description="Decodes every row of a metadata.csv, .json or .jsonl and names all that cannot be used, with reasons. "
+        description="Decodes every row of a metadata.csv, .json or .jsonl and names all that cannot be used. "
         "Exit code 1 when there are any."
     )  # fmt: skip
     check.add_argument("metadata", type=Path, metavar="METADATA")
@@ -153,7 +165,12 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_set(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--set", action="append", default=[], metavar="A.B=C", dest="overrides", help="override a setting; may be repeated"
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        dest="overrides",
+        help="override a setting; may be repeated",
     )
 
 
@@ -172,7 +189,12 @@ def _demo(arguments: argparse.Namespace) -> None:
     from likeness_trainer.demo import run_demo, verdict
 
     folder = run_demo(
-        arguments.recipe, arguments.run_dir, arguments.seed, arguments.evaluation_pack, arguments.overrides, arguments.resume
+        arguments.recipe,
+        arguments.run_dir,
+        arguments.seed,
+        arguments.evaluation_pack,
+        arguments.overrides,
+        arguments.resume,
     )
     print(verdict(folder))
 
@@ -185,7 +207,9 @@ def _sample(arguments: argparse.Namespace) -> None:
     config = load_config(folder.config_file, environment={})
     from likeness_trainer.run.sampling import sample_to_file
 
-    sample_to_file(folder, config, arguments.prompt, arguments.image, arguments.seed, arguments.without_lora, arguments.output)
+    sample_to_file(
+        folder, config, arguments.prompt, arguments.image, arguments.seed, arguments.without_lora, arguments.output
+    )
     print(arguments.output)
 
 

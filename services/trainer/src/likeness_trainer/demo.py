@@ -1,4 +1,4 @@
-"""The whole thing in minutes on two CPU cores: data, reward server, training, and a verdict on people never trained on."""
+"""The whole thing in minutes on two CPU cores: data, reward server, training, a verdict on people never trained on."""
 
 from __future__ import annotations
 

@@ -60,9 +60,7 @@ class RewardConfig(BaseModel):
 
     def score_options(self) -> ScoreOptions:
         """Returns the options that go with every video."""
-        return ScoreOptions(
-            no_face_value=self.no_face_value, min_face_pixels=self.min_face_pixels, include_frames=True
-        )
+        return ScoreOptions(no_face_value=self.no_face_value, min_face_pixels=self.min_face_pixels, include_frames=True)
 
 
 class GroupDroppedError(Exception):
@@ -112,10 +110,13 @@ class RewardLink:
                 break
             except LikenessError as error:
                 if error.code not in TRANSIENT_CODES:
-                    raise RewardRejectedError(f"the reward server at {self.config.endpoint} refused: {error}") from error
+                    raise RewardRejectedError(
+                        f"the reward server at {self.config.endpoint} refused: {error}"
+                    ) from error
                 if time.monotonic() + 0.3 >= deadline:
                     raise RewardUnavailableError(
-                        f"no reward server answers at {self.config.endpoint} within {self.config.connect_timeout_s:g} s "
+                        f"no reward server answers at {self.config.endpoint} within "
+                        f"{self.config.connect_timeout_s:g} s "
                         f"({error}). Start one with `likeness-reward serve --pack DIR`, or set reward.endpoint"
                     ) from error
                 time.sleep(0.3)

@@ -82,7 +82,7 @@ def train(config: TrainConfig, resume: bool, progress: RunProgress) -> RunFolder
                 checkpoint(step)
                 raise
             done = step + 1
-            writer.write(done, metrics)
+            writer.write(metrics)
             report_step(done, metrics)
             if done % config.checkpoint_every == 0 or done == config.steps or stop.requested:
                 checkpoint(done)
@@ -133,7 +133,7 @@ def train_step(
     with clock.phase("update"):
         update = learner.update(batches, step) if batches else {}
     return {
-        **reward_metrics(rewards), "groups_dropped": dropped, "groups_without_variance": equal,
+        "step": step + 1, **reward_metrics(rewards), "groups_dropped": dropped, "groups_without_variance": equal,
         **update, "seconds": clock.seconds(),
     }  # fmt: skip
 
@@ -171,7 +171,7 @@ def roll_out(
     conditioning = prompt.conditioning.to(model.device)
     seed = (config.seed, "rollout", step, place)
     batches = sample_group(model, conditioning, algorithm.group_size, algorithm.branch_batch, seed)
-    trajectories = []
+    trajectories: list[Trajectory] = []
     while True:
         with clock.phase("sample"):
             batch = next(batches, None)
@@ -200,7 +200,7 @@ def reward_metrics(rewards: list[list[VideoReward]]) -> dict[str, float | None]:
 
 
 def evaluate_run(folder: RunFolder, config: TrainConfig, progress: RunProgress) -> None:
-    """Samples the held-out pairs of a run anew, with and without its newest adapters, and rewrites summary and report."""
+    """Samples the held-out pairs of a run anew, with and without its newest adapters; rewrites summary and report."""
     held_out = load_held_out(config)
     link = RewardLink(config.reward)
     server = link.connect()

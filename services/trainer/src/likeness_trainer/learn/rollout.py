@@ -1,4 +1,4 @@
-"""Sampling a group: one shared prefix, then stochastic branches whose frames leave while the next branch is computed."""
+"""Sampling a group: one shared prefix, then stochastic branches; frames leave while the next branch is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds that depend only on names and indices, so that a resumed run draws what the undisturbed one would have drawn."""
+"""Seeds that depend only on names and indices: a resumed run draws what the undisturbed one would have drawn."""
 
 from __future__ import annotations
 

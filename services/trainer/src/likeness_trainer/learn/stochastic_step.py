@@ -24,7 +24,7 @@ def cps_mean_and_std(
     """Returns mean and standard deviation of the next latents under coefficients-preserving sampling.
 
     With ``x0 = x - s v``, ``x1 = x + (1 - s) v`` and ``q = s' sin(a pi / 2)`` the next latents are Gaussian with
-    mean ``(1 - s') x0 + sqrt(s'^2 - q^2) x1`` and standard deviation ``q``: the amounts of video and of noise stay those
+    mean ``(1 - s') x0 + sqrt(s'^2 - q^2) x1`` and standard deviation ``q``: the amounts of video and noise stay those
     of the schedule (Flow-CPS, arXiv 2509.05952). At ``s' = 0`` the deviation is 0 and the step is deterministic.
 
     Args:

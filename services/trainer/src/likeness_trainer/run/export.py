@@ -14,7 +14,11 @@ from likeness_trainer.wan.lora_files import AdapterWeights, LoraMetadata, write_
 
 
 def export_run_lora(
-    folder: RunFolder, config: TrainConfig, reward_fingerprint: str, checkpoint: Path | None = None, output: Path | None = None
+    folder: RunFolder,
+    config: TrainConfig,
+    reward_fingerprint: str,
+    checkpoint: Path | None = None,
+    output: Path | None = None,
 ) -> list[Path]:
     """Writes, for each trained expert, `LABEL.safetensors` and `peft/LABEL/`, and returns what was written.
 

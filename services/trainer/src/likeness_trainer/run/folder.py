@@ -19,7 +19,7 @@ EXTENDABLE = ("steps", "checkpoint_every", "keep_checkpoints", "threads", "rewar
 
 
 class RunFolder:
-    """RUN/: config.yaml, metrics.jsonl, TensorBoard events, samples/, checkpoints/, lora/, report.html, summary.json."""
+    """RUN/: config.yaml, metrics.jsonl, tensorboard/, samples/, checkpoints/, lora/, report.html, summary.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

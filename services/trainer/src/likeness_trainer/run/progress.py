@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a bar with the numbers that matter, or plain lines where there is no terminal."""
+"""What a person sees while a run works: a bar with the numbers that matter; plain lines without a terminal."""
 
 from __future__ import annotations
 

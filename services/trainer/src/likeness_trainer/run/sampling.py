@@ -35,7 +35,13 @@ def load_trained(folder: RunFolder, config: TrainConfig) -> WanModule:
 
 
 def sample_video(
-    model: WanModule, prompt: str, first_frame: NDArray[np.uint8] | None, num_frames: int, height: int, width: int, seed: int
+    model: WanModule,
+    prompt: str,
+    first_frame: NDArray[np.uint8] | None,
+    num_frames: int,
+    height: int,
+    width: int,
+    seed: int,
 ) -> NDArray[np.uint8]:
     """Returns uint8 RGB [num_frames, height, width, 3]."""
     conditioning = model.encode(prompt, first_frame, num_frames, height, width).to(model.device)

@@ -16,8 +16,8 @@ from typing import Any
 
 os.environ.setdefault("DIFFSYNTH_SKIP_DOWNLOAD", "True")
 
-import torch  # noqa: E402
-from diffsynth.pipelines.wan_video import ModelConfig, WanVideoPipeline  # noqa: E402
+import torch
+from diffsynth.pipelines.wan_video import ModelConfig, WanVideoPipeline
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,11 @@ def _files(path: Any) -> str | list[str]:
 
 
 def _require_files(pairs: list[tuple[str | None, str | list[str]]], tokenizer: str) -> None:
-    named = [(role or "model_paths", file) for role, files in pairs for file in ([files] if isinstance(files, str) else files)]
+    named = [
+        (role or "model_paths", file)
+        for role, files in pairs
+        for file in ([files] if isinstance(files, str) else files)
+    ]
     missing = [f"{role}: {file}" for role, file in named if not Path(file).is_file()]
     if not Path(tokenizer).is_dir():
         missing.append(f"tokenizer_path: {tokenizer}")

@@ -1,6 +1,7 @@
 """The Euler chain of a flow-matching video model: its noise levels, its window and the expert of each step.
 
-Notation: ``x_s = (1 - s) x0 + s eps``, velocity ``v = eps - x0``, ``s`` the noise level (sigma): 1 is noise, 0 is video.
+Notation: ``x_s = (1 - s) x0 + s eps``, velocity ``v = eps - x0``, ``s`` the noise level (sigma):
+1 is noise, 0 is video.
 """
 
 from __future__ import annotations
