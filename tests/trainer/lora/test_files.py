@@ -14,9 +14,9 @@ from likeness_trainer.wan.lora import adapter_disabled, checksum, inject_lora, l
 from likeness_trainer.wan.lora_files import (
     LoraMetadata,
     adapter_weights,
+    load_peft_directory,
     write_peft_directory,
     write_single_file,
-    load_peft_directory,
 )
 
 METADATA = LoraMetadata(

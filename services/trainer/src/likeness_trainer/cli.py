@@ -176,12 +176,14 @@ def _add_set(command: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     from likeness_trainer.config import load_config
+    from likeness_trainer.preflight import check_run
     from likeness_trainer.run.progress import RunProgress
 
     config = load_config(arguments.recipe, arguments.overrides)
+    ready = check_run(config, arguments.resume)
     from likeness_trainer.train import train
 
-    folder = train(config, arguments.resume, RunProgress())
+    folder = train(config, ready, arguments.resume, RunProgress())
     print(folder.path)
 
 

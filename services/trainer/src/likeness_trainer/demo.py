@@ -12,6 +12,7 @@ from typing import Any
 
 from likeness_trainer.config import TrainConfig, load_config
 from likeness_trainer.errors import ConfigError, RewardUnavailableError
+from likeness_trainer.preflight import check_run
 from likeness_trainer.run.folder import RunFolder
 from likeness_trainer.run.progress import RunProgress
 
@@ -45,9 +46,10 @@ def run_demo(recipe: Path, run_dir: Path, seed: int, packs: list[str], overrides
 
 
 def _train(config: TrainConfig, resume: bool, progress: RunProgress) -> RunFolder:
+    ready = check_run(config, resume)
     from likeness_trainer.train import train  # imports DiffSynth, which takes seconds
 
-    return train(config, resume, progress)
+    return train(config, ready, resume, progress)
 
 
 def _settings(run_dir: Path, data: Path, seed: int, packs: list[str], endpoint: str) -> list[str]:

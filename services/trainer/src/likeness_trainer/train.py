@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from likeness_reward.domain import VideoReward
 from likeness_trainer.config import TrainConfig
-from likeness_trainer.data.dataset import Dataset, load_dataset
+from likeness_trainer.data.dataset import Dataset
 from likeness_trainer.errors import RewardUnavailableError
 from likeness_trainer.evaluate import HeldOutVideos, compare, rescore, sample_held_out
 from likeness_trainer.learn.batch import rows_of_step
@@ -27,6 +27,7 @@ from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
 from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decoded
 from likeness_trainer.learn.training_module import score_group
 from likeness_trainer.learn.update import ScoredTrajectory
+from likeness_trainer.preflight import Preflight, load_held_out
 from likeness_trainer.reward_link import GroupDroppedError, GroupScoring, RewardLink
 from likeness_trainer.run.checkpoint import load_checkpoint, save_checkpoint
 from likeness_trainer.run.export import export_run_lora
@@ -41,30 +42,23 @@ from likeness_trainer.run.stop_signals import StopSignals
 from likeness_trainer.wan.module import WanModule
 
 
-def train(config: TrainConfig, resume: bool, progress: RunProgress) -> RunFolder:
+def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProgress) -> RunFolder:
     """Runs, or goes on with, the run that a recipe describes, and returns its folder.
 
     Raises:
-        TrainerError, DatasetError, ModelLoadError: something the user can mend; nothing half-written stays.
+        TrainerError, ModelLoadError: something the user can mend; nothing half-written stays.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    path = Path(config.run_dir)
-    folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
-
-    dataset = load_dataset(config.data)
-    held_out = load_held_out(config)
-    link = RewardLink(config.reward)
-    server = link.connect()
-    link.require_capacity(config.algorithm.branch_batch)
+    folder, link, server = ready.folder, ready.link, ready.server
     progress.say(f"reward server {config.reward.endpoint}: pack {server.pack_name}, models {server.model_fingerprint}")
 
     model = WanModule(config.model, config.sampler, seed=config.seed)
     learner = Learner(model, config.optimizer, config.algorithm)
     start = restore(folder, learner, resume, progress)
-    with progress.counting("preparing prompts", len(dataset)) as advance:
-        prompts = prepare_prompts(model, link, dataset, None, advance)
-    evaluation = Evaluation(config, folder, link, model, held_out, server.pack_name, progress)
+    with progress.counting("preparing prompts", len(ready.dataset)) as advance:
+        prompts = prepare_prompts(model, link, ready.dataset, None, advance)
+    evaluation = Evaluation(config, folder, link, model, ready.held_out, server.pack_name, progress)
     evaluation.before(start)
 
     def checkpoint(step: int) -> None:
@@ -221,13 +215,6 @@ def restore(folder: RunFolder, learner: Learner, resume: bool, progress: RunProg
     learner.restore(checkpoint)
     progress.say(f"resuming {folder.path} after step {checkpoint.step}")
     return checkpoint.step
-
-
-def load_held_out(config: TrainConfig) -> Dataset | None:
-    """Returns the held-out people, or None when the recipe names none."""
-    if config.evaluation.metadata is None:
-        return None
-    return load_dataset(config.data.model_copy(update={"metadata": Path(config.evaluation.metadata)}))
 
 
 @dataclass

@@ -32,9 +32,8 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
         """Returns a new run folder; raises RunFolderError when the path already holds a run or is not writable."""
+        cls.check(path, resume=False)
         folder = cls(path)
-        if folder.config_file.exists():
-            raise RunFolderError(f"{path} already holds a run; continue it with --resume or choose another run_dir")
         try:
             folder.samples.mkdir(parents=True, exist_ok=True)
             folder.checkpoints.mkdir(exist_ok=True)
@@ -55,6 +54,14 @@ class RunFolder:
             raise RunFolderError(f"{path} cannot be resumed with other settings:\n{listed}")
         write_text(folder.config_file, dump_config(config))
         return folder
+
+    @classmethod
+    def check(cls, path: Path, resume: bool) -> None:
+        """Raises RunFolderError when a new run finds one already there, or a resumed one finds none."""
+        if resume:
+            cls.existing(path)
+        elif cls(path).config_file.exists():
+            raise RunFolderError(f"{path} already holds a run; continue it with --resume or choose another run_dir")
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
