@@ -228,9 +228,11 @@ class _Canvas:
     def pictures(self) -> NDArray[np.uint8]:
         """uint8 [N, size, size, 3]: the mean over each pixel's samples."""
         k = SUPERSAMPLING
-        rows = sum(self.image[:, :, offset::k] for offset in range(k))
-        small = sum(rows[..., offset::k] for offset in range(k)) / np.float32(k * k)
-        return np.ascontiguousarray(np.clip(small + 0.5, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1))
+        total = np.zeros_like(self.image[:, :, ::k, ::k])
+        for row, column in np.ndindex(k, k):
+            total += self.image[:, :, row::k, column::k]
+        pictures = np.clip(total / (k * k) + 0.5, 0, 255).astype(np.uint8)
+        return np.ascontiguousarray(pictures.transpose(0, 2, 3, 1))
 
 
 def _paint_head(canvas: _Canvas) -> None:
