@@ -14,7 +14,8 @@ def test_the_signature_is_the_documented_one() -> None:
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     required = inspect.Parameter.empty
     assert defaults == {
-        "model_paths": required, "reward_model_path": required, "tokenizer_path": required, "trainable_models": required,
+        "model_paths": required, "reward_model_path": required, "tokenizer_path": required,
+        "trainable_models": required,
         "lora_target_modules": "q,k,v,o,ffn.0,ffn.2", "lora_rank": 32, "use_gradient_checkpointing": True,
         "num_inference_steps": 8, "mid_timestep": 4, "final_timestep": 7, "kwargs": required,
     }  # fmt: skip

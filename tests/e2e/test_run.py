@@ -1,0 +1,153 @@
+"""A run, what it leaves behind, and what disturbs it without changing a bit of its result."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from e2e_support import Server, assert_same_run, environment, free_port, records, wait_for_lines
+
+from likeness_trainer.errors import RewardRejectedError, RewardUnavailableError, RunFolderError
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_leaves_everything_that_is_promised(undisturbed: Path) -> None:
+    for name in (
+        "config.yaml", "metrics.jsonl", "tensorboard", "samples/step-000004.png", "samples/held_out_before.npz",
+        "samples/held_out_after.npz", "checkpoints/step-000004/state.json", "lora/low_noise.safetensors",
+        "lora/peft/low_noise/adapter_model.safetensors", "report.html", "summary.json",
+    ):  # fmt: skip
+        assert (undisturbed / name).exists(), name
+    held_out = json.loads((undisturbed / "summary.json").read_text())["held_out"]
+    assert held_out["pairs"] == 2
+    assert held_out["difference"] == pytest.approx(held_out["after"] - held_out["before"])
+    assert held_out["ci95"][0] <= held_out["difference"] <= held_out["ci95"][1]
+    lines = records(undisturbed)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["ratio_deviation_first"] == 0.0 for line in lines)
+    assert lines[0]["kl"] == 0.0
+    assert lines[-1]["kl"] > 0.0
+
+
+def test_the_same_recipe_gives_the_same_run(run_here, server, undisturbed, tmp_path) -> None:
+    run_here(tmp_path / "again", server.endpoint)
+    assert_same_run(tmp_path / "again", undisturbed)
+
+
+def test_another_seed_gives_another_run(run_here, server, undisturbed, tmp_path) -> None:
+    run_here(tmp_path / "other", server.endpoint, "seed=1", "steps=1")
+    assert records(tmp_path / "other")[0]["reward"] != records(undisturbed)[0]["reward"]
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_a_run_killed_at_any_step_and_resumed_equals_the_undisturbed_one(
+    run_here, command, server, undisturbed, tmp_path, lines
+) -> None:
+    run_dir = tmp_path / "killed"
+    process = subprocess.Popen(command(run_dir, server.endpoint), env=environment(), stderr=subprocess.DEVNULL)
+    wait_for_lines(run_dir / "metrics.jsonl", lines, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run_here(run_dir, server.endpoint, resume=True)
+    assert_same_run(run_dir, undisturbed)
+
+
+def test_sigterm_stops_after_a_step_with_a_checkpoint(run_here, command, server, undisturbed, tmp_path) -> None:
+    run_dir = tmp_path / "stopped"
+    process = subprocess.Popen(command(run_dir, server.endpoint), env=environment(), stderr=subprocess.PIPE)
+    wait_for_lines(run_dir / "metrics.jsonl", 1, process)
+    process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert b"go on with --resume" in errors
+    run_here(run_dir, server.endpoint, resume=True)
+    assert_same_run(run_dir, undisturbed)
+
+
+def test_a_reward_server_that_dies_and_returns_changes_nothing(run_here, undisturbed, tmp_path) -> None:
+    server = Server(free_port(), tmp_path / "server.log").start()
+    run_dir = tmp_path / "run"
+
+    def disturb() -> None:
+        wait_for_lines(run_dir / "metrics.jsonl", 1)
+        server.kill()
+        time.sleep(1.0)
+        server.start()
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    try:
+        run_here(run_dir, server.endpoint)
+    finally:
+        disturber.join()
+        server.kill()
+    assert_same_run(run_dir, undisturbed)
+
+
+def test_a_reward_server_that_stays_away_ends_the_run_with_a_checkpoint(
+    run_here, server, undisturbed, tmp_path
+) -> None:
+    doomed = Server(free_port(), tmp_path / "server.log").start()
+    run_dir = tmp_path / "run"
+
+    def disturb() -> None:
+        wait_for_lines(run_dir / "metrics.jsonl", 1)
+        doomed.kill()
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    with pytest.raises(RewardUnavailableError, match="--resume"):
+        run_here(run_dir, doomed.endpoint, "reward.give_up_after_s=1")
+    disturber.join()
+    assert list((run_dir / "checkpoints").glob("step-*"))
+    run_here(run_dir, server.endpoint, resume=True)
+    assert_same_run(run_dir, undisturbed)
+
+
+def test_without_a_reward_server_the_run_ends_within_ten_seconds_and_leaves_nothing(command, tmp_path) -> None:
+    run_dir = tmp_path / "run"
+    port = free_port()
+    more = ("reward.connect_timeout_s=2",)
+    start = time.monotonic()
+    result = subprocess.run(
+        command(run_dir, f"127.0.0.1:{port}", more=more), env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 75
+    assert f"no reward server answers at 127.0.0.1:{port}" in result.stderr
+    assert "likeness-reward serve" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not run_dir.exists()
+    assert time.monotonic() - start < 30  # 2 s of waiting; the rest is starting Python
+
+
+def test_a_folder_that_holds_a_run_is_not_touched(run_here, server, undisturbed) -> None:
+    before = (undisturbed / "config.yaml").read_bytes()
+    with pytest.raises(RunFolderError, match="already holds a run"):
+        run_here(undisturbed, server.endpoint, "seed=5")
+    assert (undisturbed / "config.yaml").read_bytes() == before
+
+
+def test_resuming_with_other_settings_names_them(run_here, server, undisturbed) -> None:
+    with pytest.raises(RunFolderError, match="seed: was 0, is 5"):
+        run_here(undisturbed, server.endpoint, "seed=5", resume=True)
+
+
+def test_resuming_what_is_not_there_is_refused(run_here, server, tmp_path) -> None:
+    with pytest.raises(RunFolderError, match="not the folder of a run"):
+        run_here(tmp_path / "none", server.endpoint, resume=True)
+
+
+def test_a_server_with_other_models_is_refused(run_here, server, tmp_path) -> None:
+    with pytest.raises(RewardRejectedError, match="expected_fingerprint"):
+        run_here(tmp_path / "run", server.endpoint, "reward.expected_fingerprint=0000")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_larger_than_the_server_takes_is_refused(run_here, server, tmp_path) -> None:
+    more = ("algorithm.group_size=4096", "algorithm.branch_batch=4096")
+    with pytest.raises(RewardRejectedError, match="branch_batch is 4096"):
+        run_here(tmp_path / "run", server.endpoint, *more)
