@@ -138,6 +138,7 @@ def test_fill_cuts_the_longer_side_evenly():
     picture = np.zeros((32, 64, 3), np.uint8)
     picture[:, 16:48] = 200  # the centred square
     assert np.array_equal(fill(picture, 32, 32), np.full((32, 32, 3), 200, np.uint8))
+    assert np.array_equal(fill(picture.transpose(1, 0, 2), 32, 32), np.full((32, 32, 3), 200, np.uint8))
     assert fill(picture, 32, 64) is picture
 
 
