@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from likeness_reward.client import RewardClient, VideoScoreStream
-from likeness_reward.domain import IdentityTemplate, ScoreOptions, ServerInfo, VideoReward
+from likeness_reward.client import RewardClient
+from likeness_reward.domain import IdentityTemplate, Limits, ScoreOptions, ServerInfo, VideoReward
 from likeness_reward.errors import LikenessError
+from likeness_reward.video_stream import VideoScoreStream
 from likeness_trainer.errors import RewardRejectedError, RewardUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class RewardLink:
                 token = file.read().strip()
         self._client = RewardClient(config.endpoint, timeout_s=config.deadline_s, token=token)
         self.fingerprint = ""
-        self.max_videos_in_flight = 0
+        self._limits: Limits | None = None
 
     def connect(self) -> ServerInfo:
         """Returns what the server says of itself.
@@ -102,24 +103,15 @@ class RewardLink:
             RewardUnavailableError: no answer within connect_timeout_s; names the endpoint and what to do.
             RewardRejectedError: the server has other models than the recipe expects.
         """
-        deadline = time.monotonic() + self.config.connect_timeout_s
-        while True:
-            remaining = max(deadline - time.monotonic(), 0.1)
-            try:
-                info = self._client.server_info(timeout_s=min(remaining, self.config.connect_timeout_s))
-                break
-            except LikenessError as error:
-                if error.code not in TRANSIENT_CODES:
-                    raise RewardRejectedError(
-                        f"the reward server at {self.config.endpoint} refused: {error}"
-                    ) from error
-                if time.monotonic() + 0.3 >= deadline:
-                    raise RewardUnavailableError(
-                        f"no reward server answers at {self.config.endpoint} within "
-                        f"{self.config.connect_timeout_s:g} s "
-                        f"({error}). Start one with `likeness-reward serve --pack DIR`, or set reward.endpoint"
-                    ) from error
-                time.sleep(0.3)
+        try:
+            info = self._client.wait_until_ready(self.config.connect_timeout_s)
+        except LikenessError as error:
+            if error.code not in TRANSIENT_CODES:
+                raise RewardRejectedError(f"the reward server at {self.config.endpoint} refused: {error}") from error
+            raise RewardUnavailableError(
+                f"no reward server answers at {self.config.endpoint} within {self.config.connect_timeout_s:g} s. "
+                "Start one with `likeness-reward serve --pack DIR`, or set reward.endpoint"
+            ) from error
         expected = self.config.expected_fingerprint
         if expected is not None and info.model_fingerprint != expected:
             raise RewardRejectedError(
@@ -127,15 +119,22 @@ class RewardLink:
                 f"reward.expected_fingerprint is {expected}"
             )
         self.fingerprint = info.model_fingerprint
-        self.max_videos_in_flight = info.limits.max_videos_in_flight
+        self._limits = info.limits
         return info
+
+    @property
+    def limits(self) -> Limits:
+        """What the server accepts; known once connected."""
+        if self._limits is None:
+            raise RuntimeError("connect first")
+        return self._limits
 
     def require_capacity(self, branch_batch: int) -> None:
         """Raises RewardRejectedError when the server takes fewer videos at once than are sampled together."""
-        if self.max_videos_in_flight < branch_batch:
+        if self.limits.max_videos_in_flight < branch_batch:
             raise RewardRejectedError(
                 f"algorithm.branch_batch is {branch_batch}, but the reward server at {self.config.endpoint} takes "
-                f"{self.max_videos_in_flight} videos of a stream at once"
+                f"{self.limits.max_videos_in_flight} videos of a stream at once"
             )
 
     def embed_identity(self, images_rgb: list[NDArray[np.uint8]], what: str) -> IdentityTemplate:
@@ -144,10 +143,12 @@ class RewardLink:
         Raises:
             RewardRejectedError: the server cannot embed them, for example because no frame shows a face; names `what`.
         """
+        most = min(len(images_rgb), self.limits.max_images)
+        chosen = [images_rgb[index] for index in np.linspace(0, len(images_rgb) - 1, most).round().astype(int)]
         patience = Patience(self.config)
         while True:
             try:
-                return self._client.embed_identity(images_rgb)
+                return self._client.embed_identity(chosen)
             except LikenessError as error:
                 if error.code not in TRANSIENT_CODES:
                     raise RewardRejectedError(f"{what}: no identity could be embedded: {error}") from error
@@ -270,7 +271,6 @@ class _Attempt:
         self._group = group
         self._stream = stream
         self._patience = patience
-        self._in_flight = 0
         self._error: LikenessError | None = None
         self._over = False
 
@@ -280,6 +280,8 @@ class _Attempt:
         try:
             self._send()
             self._stream.close()
+            if self._group._abandoned:
+                self._stream.cancel()
         except LikenessError as error:
             self._error = self._error or error
             self._stream.cancel()
@@ -309,17 +311,12 @@ class _Attempt:
         with self._group._changed:
             while True:
                 if self._over or self._group._abandoned:
-                    self._stream.cancel() if self._group._abandoned else None
                     return None
                 for index in due:
                     position = sent.get(index, 0)
                     chunk = next((c for first, c in self._group._videos[index].chunks if first == position), None)
                     if chunk is None or position >= self._group._videos[index].num_frames:
                         continue
-                    if index not in sent:
-                        if self._in_flight >= self._group._link.max_videos_in_flight:
-                            continue
-                        self._in_flight += 1
                     return index, position, chunk
                 self._group._changed.wait()
 
@@ -338,7 +335,6 @@ class _Attempt:
     def _take(self, index: int, outcome: VideoReward | LikenessError) -> None:
         with self._group._changed:
             video = self._group._videos[index]
-            self._in_flight -= 1
             if isinstance(outcome, LikenessError):
                 video.failures += 1
                 logger.warning("video %d of a group was not scored: %s", index, outcome)

@@ -63,7 +63,7 @@ def read_model_paths(model_paths: ModelPaths) -> list[tuple[str | None, str | li
         unknown = sorted(set(model_paths) - set(ROLES))
         if unknown:
             raise ModelLoadError(f"model_paths has unknown roles {unknown}; allowed are {list(ROLES)}")
-        pairs = [(role, model_paths[role]) for role in ROLES if model_paths.get(role)]
+        pairs: list[tuple[str | None, Any]] = [(role, model_paths[role]) for role in ROLES if model_paths.get(role)]
     else:
         pairs = [(None, path) for path in model_paths]
     if not pairs:
