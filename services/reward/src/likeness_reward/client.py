@@ -1,0 +1,180 @@
+"""The client: calls with deadlines, streams with backpressure, errors of one family."""
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc, video_pb2
+from likeness_reward.domain import (
+    FaceObservation,
+    IdentityTemplate,
+    Pooling,
+    ScoreOptions,
+    ServerInfo,
+    VideoReward,
+)
+from likeness_reward.errors import InvalidVideo, LikenessError, ServerUnavailable, error_from_call
+from likeness_reward.images import encode_png
+from likeness_reward.many import ManyVideos, RetryPolicy, VideoToScore
+from likeness_reward.video_stream import VideoScoreStream
+from likeness_reward.wire import (
+    identity_from_message,
+    identity_to_message,
+    observation_from_message,
+    options_to_message,
+    pooling_to_message,
+    reward_from_message,
+    server_info_from_message,
+)
+
+MAX_RECEIVED_BYTES = 64 * 2**20
+
+
+class RewardClient:
+    """A connection to a reward service. Threads may share it; use it as a context manager or call `close`."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 60.0, token: str | None = None) -> None:
+        """`endpoint` is HOST:PORT; `timeout_s` is the deadline of each unary call; nothing is sent yet."""
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        self._channel = grpc.insecure_channel(
+            endpoint,
+            options=[
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
+                ("grpc.max_reconnect_backoff_ms", 2000),
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+        self._stub = reward_service_pb2_grpc.RewardServiceStub(self._channel)
+
+    def __enter__(self) -> "RewardClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection and every call on it."""
+        self._channel.close()
+
+    def wait_until_ready(self, timeout_s: float = 10.0) -> ServerInfo:
+        """Returns server_info() as soon as the server answers. Raises ServerUnavailable after `timeout_s`."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=timeout_s)
+        except grpc.FutureTimeoutError:
+            message = f"no reward server answers at {self.endpoint} within {timeout_s:g} s: is it running?"
+            raise ServerUnavailable(message, endpoint=self.endpoint) from None
+        return self.server_info()
+
+    def server_info(self) -> ServerInfo:
+        """Returns the models and limits of the server."""
+        return server_info_from_message(self._call(self._stub.GetServerInfo, reward_service_pb2.GetServerInfoRequest()))
+
+    def embed_identity(
+        self, images: Sequence[bytes | NDArray[np.uint8]], pooling: Pooling = "mean"
+    ) -> IdentityTemplate:
+        """Returns the identity of images: JPEG, PNG or WebP files, or RGB arrays uint8 [H, W, 3].
+
+        Images without a usable face are left out. Raises InvalidImage, LimitExceeded, NoFaceInImages, ...
+        """
+        return self.embed_identity_with_observations(images, pooling)[0]
+
+    def embed_identity_with_observations(
+        self, images: Sequence[bytes | NDArray[np.uint8]], pooling: Pooling = "mean"
+    ) -> tuple[IdentityTemplate, list[FaceObservation]]:
+        """As `embed_identity`; also returns what was seen in each image."""
+        encoded = [image if isinstance(image, bytes) else encode_png(image) for image in images]
+        request = reward_service_pb2.EmbedIdentityRequest(images=encoded, pooling=pooling_to_message(pooling))
+        response = self._call(self._stub.EmbedIdentity, request)
+        observations = [observation_from_message(message) for message in response.observations]
+        return identity_from_message(response.identity), observations
+
+    def score(
+        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+    ) -> VideoReward:
+        """Returns the reward of a short video uint8 [T, H, W, 3], sent in one message; see `open_stream` for long ones.
+
+        Raises InvalidVideo, InvalidTemplate, FingerprintMismatch, LimitExceeded, ...
+        """
+        check_video(frames_rgb)
+        count, height, width = frames_rgb.shape[:3]
+        request = reward_service_pb2.ScoreVideoRequest(
+            request_id=str(uuid.uuid4()),
+            identity=identity_to_message(identity),
+            options=options_to_message(options or ScoreOptions()),
+            spec=video_pb2.VideoSpec(
+                encoding=video_pb2.FRAME_ENCODING_RGB24, width=width, height=height, frame_count=count
+            ),
+            frames=[frame.tobytes() for frame in frames_rgb],
+        )
+        return reward_from_message(self._call(self._stub.ScoreVideo, request).reward)
+
+    def open_stream(
+        self,
+        options: ScoreOptions | None = None,
+        *,
+        identity: IdentityTemplate | None = None,
+        deadline_s: float,
+        expected_fingerprint: str | None = None,
+    ) -> VideoScoreStream:
+        """Returns an open stream for many videos, for example one group of samples.
+
+        `identity` is the person of every video that names none of its own; the stream fails when the server's models
+        are not `expected_fingerprint`, and after `deadline_s` in any case.
+        """
+        config = reward_service_pb2.StreamConfig(
+            request_id=str(uuid.uuid4()),
+            identity=identity_to_message(identity) if identity is not None else None,
+            options=options_to_message(options or ScoreOptions()),
+            expected_model_fingerprint=expected_fingerprint or "",
+        )
+        return VideoScoreStream(
+            lambda requests: self._stub.StreamVideoScores(requests, timeout=deadline_s, metadata=self._metadata),
+            config,
+            endpoint=self.endpoint,
+            deadline_s=deadline_s,
+        )
+
+    def score_many(
+        self,
+        videos: Iterable[VideoToScore],
+        options: ScoreOptions | None = None,
+        *,
+        concurrency: int = 4,
+        deadline_s: float = 600.0,
+        expected_fingerprint: str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Iterator[tuple[str, VideoReward | LikenessError]]:
+        """Yields (video_id, reward or that video's error) of every video, in order of completion.
+
+        At most `concurrency` videos are held. When the server goes away or is busy, the videos without a result are
+        sent again on a new stream, with exponential backoff; after retry.give_up_after_s without a result the last
+        error is raised. Each stream has the deadline `deadline_s`.
+        """
+
+        def open_stream() -> VideoScoreStream:
+            return self.open_stream(options, deadline_s=deadline_s, expected_fingerprint=expected_fingerprint)
+
+        return ManyVideos(open_stream, concurrency, retry or RetryPolicy()).results(videos)
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=self.timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_from_call(error, self.endpoint) from error
+
+
+def check_video(frames_rgb: NDArray[np.uint8]) -> None:
+    """Raises InvalidVideo unless the array is uint8 [T, H, W, 3] with T > 0."""
+    if frames_rgb.dtype != np.uint8 or frames_rgb.ndim != 4 or frames_rgb.shape[3] != 3 or len(frames_rgb) == 0:
+        found = f"{frames_rgb.dtype} {list(frames_rgb.shape)}"
+        raise InvalidVideo(f"expected frames uint8 [T, H, W, 3] with T > 0, found {found}", found=found)

@@ -1,0 +1,176 @@
+"""Scoring in this process, without a server. Needs the [server] extra."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from likeness_reward.domain import (
+    FaceObservation,
+    FrameScore,
+    IdentityTemplate,
+    Pooling,
+    ScoreOptions,
+    VideoReward,
+)
+from likeness_reward.errors import (
+    FingerprintMismatch,
+    InvalidImage,
+    InvalidTemplate,
+    InvalidVideo,
+    NoFaceInImages,
+)
+from likeness_reward.extras import require_server_extra
+from likeness_reward.face.analysis import FaceAnalyzer
+from likeness_reward.face.detector import FaceDetector
+from likeness_reward.face.recognizer import FaceRecognizer
+from likeness_reward.face.scoring import cosine, pool_embeddings, reward_from_frames
+from likeness_reward.images import MAX_PIXELS, decode_image
+from likeness_reward.inference.session import InferenceSession
+
+require_server_extra("scoring in this process")
+
+from likeness_reward.inference.onnxruntime import OnnxRuntimeSession, Provider  # noqa: E402
+from likeness_reward.pack.pack import Pack, load_pack  # noqa: E402
+
+FRAMES_AT_ONCE = 8
+
+
+class FaceScorer:
+    """Identities and rewards from one pack of networks. Pure: threads may share it."""
+
+    def __init__(self, pack: Pack, detector: InferenceSession, recognizer: InferenceSession) -> None:
+        self.pack = pack
+        self.analyzer = FaceAnalyzer(
+            FaceDetector(detector, pack.detector_config), FaceRecognizer(recognizer, pack.recognizer_config)
+        )
+        self.embedding_length = self.analyzer.recognizer.embedding_length()
+
+    @property
+    def model_fingerprint(self) -> str:
+        """Hash of detector, recognizer and preprocessing."""
+        return self.pack.fingerprint
+
+    def check_networks(self) -> None:
+        """Runs both networks on a black picture. Raises InferenceFailed when one does not give what it should."""
+        width, height = self.pack.detector_config.size
+        black = np.zeros((height, width, 3), np.uint8)
+        self.analyzer.detector.first_pass([black])
+        self.analyzer.recognizer.embed([np.full((self.analyzer.recognizer.crop_size,) * 2 + (3,), 127, np.uint8)])
+
+    def embed_identity(
+        self, images: Sequence[bytes | NDArray[np.uint8]], pooling: Pooling = "mean"
+    ) -> IdentityTemplate:
+        """Returns the identity of images: JPEG, PNG or WebP files, or RGB arrays uint8 [H, W, 3].
+
+        Images without a usable face are left out. Raises InvalidImage, LimitExceeded or NoFaceInImages.
+        """
+        return self.embed_identity_with_observations(images, pooling)[0]
+
+    def embed_identity_with_observations(
+        self, images: Sequence[bytes | NDArray[np.uint8]], pooling: Pooling = "mean", max_pixels: int = MAX_PIXELS
+    ) -> tuple[IdentityTemplate, list[FaceObservation]]:
+        """As `embed_identity`; also returns what was seen in each image."""
+        if not images:
+            raise InvalidImage("no images were given; an identity needs at least one")
+        options = ScoreOptions()
+        analyses = []
+        for index, image in enumerate(images):  # one by one, so that only one is ever decoded
+            what = f"images[{index}]"
+            if isinstance(image, bytes):
+                pixels = decode_image(image, what=what, max_pixels=max_pixels)
+            else:
+                pixels = check_frames(image[None], what)[0]
+            analyses += self.analyzer.analyze([pixels], options)
+        observations = [analysis.observation for analysis in analyses]
+        usable = [
+            (analysis.embedding, analysis.observation.face)
+            for analysis in analyses
+            if analysis.embedding is not None and analysis.observation.face is not None
+        ]
+        if not usable:
+            verdicts = ", ".join(observation.verdict.value for observation in observations)
+            raise NoFaceInImages(f"no usable face in any of {len(images)} images: {verdicts}", verdicts=verdicts)
+        embeddings = np.stack([embedding for embedding, _ in usable])
+        pooled = pool_embeddings(embeddings, [face.score * face.width for _, face in usable], pooling)
+        return IdentityTemplate(pooled, self.model_fingerprint, len(usable)), observations
+
+    def check_identity(self, identity: IdentityTemplate) -> None:
+        """Raises InvalidTemplate or FingerprintMismatch unless these networks made the template."""
+        if identity.embedding.shape != (self.embedding_length,):
+            message = (
+                f"the identity template has {identity.embedding.size} numbers; "
+                f"the recognizer of pack {self.pack.name} makes {self.embedding_length}"
+            )
+            raise InvalidTemplate(message, found=identity.embedding.size, expected=self.embedding_length)
+        if not np.isfinite(identity.embedding).all():
+            raise InvalidTemplate("the identity template has numbers that are not finite")
+        if identity.model_fingerprint != self.model_fingerprint:
+            raise FingerprintMismatch(
+                f"the identity template was made by models {identity.model_fingerprint[:12] or '(unnamed)'}, "
+                f"these are {self.model_fingerprint[:12]}: embed the identity again",
+                found=identity.model_fingerprint,
+                expected=self.model_fingerprint,
+            )
+
+    def score_frames(
+        self, frames: Sequence[NDArray[np.uint8]], first_index: int, identity: IdentityTemplate, options: ScoreOptions
+    ) -> list[FrameScore]:
+        """Returns the scores of consecutive RGB frames uint8 [H, W, 3]. Raises InferenceFailed."""
+        analyses = self.analyzer.analyze(frames, options, identity.embedding)
+        return [
+            FrameScore(
+                first_index + position,
+                None if analysis.embedding is None else cosine(analysis.embedding, identity.embedding),
+                analysis.observation,
+            )
+            for position, analysis in enumerate(analyses)
+        ]
+
+    def score(
+        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+    ) -> VideoReward:
+        """Returns the reward of a video uint8 [T, H, W, 3].
+
+        Raises InvalidVideo, InvalidTemplate, FingerprintMismatch or InferenceFailed.
+        """
+        options = options or ScoreOptions()
+        self.check_identity(identity)
+        frames = check_frames(frames_rgb, "frames_rgb")
+        scores: list[FrameScore] = []
+        for start in range(0, len(frames), FRAMES_AT_ONCE):
+            scores += self.score_frames(list(frames[start : start + FRAMES_AT_ONCE]), start, identity, options)
+        return reward_from_frames(scores, options, self.model_fingerprint)
+
+
+class EmbeddedScorer(FaceScorer):
+    """A FaceScorer whose networks run in this process."""
+
+    def __init__(
+        self,
+        pack_dir: Path | str,
+        *,
+        detector_size: tuple[int, int] | None = None,
+        threads: int = 1,
+        provider: Provider = "cpu",
+    ) -> None:
+        """Loads the pack in a folder. `detector_size` (width, height) overrides the pack's.
+
+        Raises InvalidPack or ProviderUnavailable.
+        """
+        pack = load_pack(Path(pack_dir), detector_size=detector_size)
+        super().__init__(
+            pack,
+            OnnxRuntimeSession(pack.detector.path, threads=threads, provider=provider),
+            OnnxRuntimeSession(pack.recognizer.path, threads=threads, provider=provider),
+        )
+
+
+def check_frames(frames_rgb: NDArray[np.uint8], what: str) -> NDArray[np.uint8]:
+    """Returns the frames, in C order. Raises InvalidVideo unless they are uint8 [T, H, W, 3], T > 0, sides > 1."""
+    good_shape = frames_rgb.ndim == 4 and frames_rgb.shape[3] == 3 and frames_rgb.shape[0] > 0
+    if not good_shape or min(frames_rgb.shape[1:3]) < 2 or frames_rgb.dtype != np.uint8:
+        found = f"{frames_rgb.dtype} {list(frames_rgb.shape)}"
+        raise InvalidVideo(f"{what}: expected uint8 [T, H, W, 3] with T > 0, found {found}", found=found)
+    return np.ascontiguousarray(frames_rgb)

@@ -1,0 +1,16 @@
+"""Tells a missing extra by name instead of by a ModuleNotFoundError deep inside."""
+
+from importlib.util import find_spec
+
+from likeness_reward.errors import MissingExtra
+
+SERVER_MODULES = ("onnx", "onnxruntime", "grpc_health", "grpc_reflection", "pydantic_settings")
+
+
+def require_server_extra(purpose: str) -> None:
+    """Raises MissingExtra, naming the command that installs it, unless the [server] extra is installed."""
+    missing = [module for module in SERVER_MODULES if find_spec(module) is None]
+    if missing:
+        raise MissingExtra(
+            f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[server]'", modules=",".join(missing)
+        )

@@ -1,0 +1,1 @@
+"""Finding, aligning and recognising faces, and what that is worth: pure NumPy and OpenCV."""

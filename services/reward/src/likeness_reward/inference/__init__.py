@@ -1,0 +1,1 @@
+"""Running networks: one Protocol, one module per runtime."""

@@ -1,0 +1,72 @@
+"""Networks run in this process by onnxruntime."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from likeness_reward.errors import InferenceFailed, InvalidPack, ProviderUnavailable
+from likeness_reward.inference.session import TensorSpec
+
+Provider = Literal["cpu", "cuda"]
+PROVIDER_NAMES: dict[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+SEVERITY_ERROR = 3
+
+
+class OnnxRuntimeSession:
+    """One ONNX file in onnxruntime, on the provider asked for and on no other."""
+
+    def __init__(self, path: Path, *, threads: int = 1, provider: Provider = "cpu") -> None:
+        """Loads the network. Raises InvalidPack (unreadable) or ProviderUnavailable (another provider is in use)."""
+        self._session = load_session(path, threads, provider)
+        self._path = path
+        self._input, *others = [tensor_spec(value) for value in self._session.get_inputs()]
+        if others:
+            raise InvalidPack(f"{path.name}: expected one input, found {1 + len(others)}", file=path.name)
+        self._outputs = tuple(tensor_spec(value) for value in self._session.get_outputs())
+
+    @property
+    def input(self) -> TensorSpec:
+        """Its only input."""
+        return self._input
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its outputs."""
+        return self._outputs
+
+    def run(self, images: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """Returns all outputs for images [N, 3, H, W]. Raises InferenceFailed naming the file and the shape."""
+        try:
+            outputs: list[NDArray[np.float32]] = self._session.run(None, {self._input.name: images})
+        except Exception as error:  # onnxruntime's own exceptions share no base: this is its edge
+            shape = "x".join(map(str, images.shape))
+            raise InferenceFailed(f"{self._path.name} failed on {shape}: {error}", file=self._path.name) from error
+        return outputs
+
+
+def load_session(path: Path, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
+    """Returns the onnxruntime session of a file. Raises InvalidPack or ProviderUnavailable."""
+    wanted = PROVIDER_NAMES[provider]
+    available = onnxruntime.get_available_providers()
+    if wanted not in available:
+        raise ProviderUnavailable(f"provider {wanted} is not available; there are {', '.join(available)}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = SEVERITY_ERROR
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[wanted])
+    except Exception as error:  # onnxruntime's own exceptions share no base: this is its edge
+        raise InvalidPack(f"cannot load {path}: {error}", file=path.name) from error
+    in_use = session.get_providers()
+    if in_use[0] != wanted:
+        raise ProviderUnavailable(f"{path.name}: provider {wanted} was asked for, {in_use[0]} is in use")
+    return session
+
+
+def tensor_spec(value: onnxruntime.NodeArg) -> TensorSpec:
+    """Returns name and shape of an onnxruntime input or output; symbolic and non-positive axes are free."""
+    return TensorSpec(value.name, tuple(size if isinstance(size, int) and size > 0 else None for size in value.shape))

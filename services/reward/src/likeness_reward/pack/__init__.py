@@ -1,0 +1,1 @@
+"""Packs of models: folders of ONNX files as InsightFace ships them."""

@@ -1,0 +1,65 @@
+"""The two ways to score from the command line, behind one Protocol: a server, or a pack in this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from likeness_reward.client import RewardClient
+from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions, VideoReward
+from likeness_reward.extras import require_server_extra
+from likeness_reward.videos import read_video
+
+MOST_IDENTITY_FRAMES = 8
+TIMEOUT_S = 600.0
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Scorer(Protocol):
+    """What RewardClient and EmbeddedScorer have in common."""
+
+    def embed_identity_with_observations(
+        self, images: Sequence[bytes | NDArray[np.uint8]], pooling: Pooling = "mean"
+    ) -> tuple[IdentityTemplate, list[FaceObservation]]:
+        """Returns the identity of images, and what was seen in each."""
+        ...
+
+    def score(
+        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+    ) -> VideoReward:
+        """Returns the reward of a video uint8 [T, H, W, 3]."""
+        ...
+
+
+def open_scorer(
+    endpoint: str | None, pack: Path | None, detector_size: tuple[int, int] | None, threads: int, token: str | None
+) -> Scorer:
+    """Returns a client of `endpoint`, or a scorer of `pack`. Raises typer.BadParameter unless exactly one is given."""
+    if (endpoint is None) == (pack is None):
+        raise typer.BadParameter("give exactly one of --endpoint HOST:PORT and --pack DIR")
+    if endpoint is not None:
+        if detector_size is not None:
+            raise typer.BadParameter("--detector-size belongs to --pack; a server has its own")
+        client = RewardClient(endpoint, timeout_s=TIMEOUT_S, token=token)
+        client.wait_until_ready(CONNECT_TIMEOUT_S)
+        return client
+    require_server_extra("--pack")
+    from likeness_reward.embedded import EmbeddedScorer
+
+    assert pack is not None
+    return EmbeddedScorer(pack, detector_size=detector_size, threads=threads)
+
+
+def identity_from_path(scorer: Scorer, path: Path) -> IdentityTemplate:
+    """Returns the identity in a template file, a photo, or evenly spread frames of a video or folder.
+
+    Raises InvalidTemplate, UnreadableVideo or NoFaceInImages.
+    """
+    if path.suffix.lower() == ".json":
+        return IdentityTemplate.load(path)
+    frames = read_video(path)
+    chosen = np.unique(np.linspace(0, len(frames) - 1, MOST_IDENTITY_FRAMES).round().astype(int))
+    return scorer.embed_identity_with_observations([frames[index] for index in chosen])[0]

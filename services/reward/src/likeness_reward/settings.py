@@ -1,0 +1,67 @@
+"""Settings of the server: command line over environment (LIKENESS_REWARD_*) over defaults."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from likeness_reward.domain import Limits
+from likeness_reward.images import MAX_PIXELS
+
+
+class ServerSettings(BaseSettings):
+    """Everything `likeness-reward serve` can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="LIKENESS_REWARD_", frozen=True, extra="forbid")
+
+    pack: Path
+    """Folder of ONNX files."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=50051, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    detector_size: tuple[int, int] | None = None
+    """Width and height of the detector's input, pixels; default that of the pack."""
+    provider: Literal["cpu", "cuda"] = "cpu"
+    """Execution provider of onnxruntime; the server refuses to start on another one."""
+    threads: int = Field(default=1, ge=1, le=256)
+    """Threads inside one run of a network."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Runs of networks at the same time."""
+    token: SecretStr | None = None
+    """Bearer token that every call must carry."""
+    reflection: bool = False
+    """Whether tools like grpcurl may list the service."""
+    ready_file: Path | None = None
+    """File that receives HOST:PORT once the server is ready."""
+    max_message_bytes: int = Field(default=64 * 2**20, ge=2**16, le=2**31 - 1)
+    """Largest message accepted and sent."""
+    max_frames_per_video: int = Field(default=1024, ge=1)
+    """Most frames in one video."""
+    max_pixels_per_frame: int = Field(default=4096 * 2160, ge=4, le=80_000_000)
+    """Most pixels in one frame of a video."""
+    max_pixels_per_image: int = Field(default=MAX_PIXELS, ge=4, le=80_000_000)
+    """Most pixels in one image of EmbedIdentity."""
+    max_images: int = Field(default=64, ge=1)
+    """Most images in one EmbedIdentity call."""
+    max_videos_in_flight: int = Field(default=64, ge=1)
+    """Most videos on one stream that are open or await their result."""
+    max_frames_waiting: int = Field(default=16, ge=1)
+    """Frames of one stream held in memory; while there are as many, the stream is not read."""
+    max_calls: int = Field(default=64, ge=1)
+    """Scoring calls (streams included) admitted at the same time; one more is refused as SERVER_BUSY."""
+    drain_timeout_s: float = Field(default=30.0, ge=0.0)
+    """Seconds that running calls get to finish after SIGTERM."""
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that GetServerInfo tells."""
+        return Limits(
+            max_message_bytes=self.max_message_bytes,
+            max_frames_per_video=self.max_frames_per_video,
+            max_pixels_per_frame=self.max_pixels_per_frame,
+            max_videos_in_flight=self.max_videos_in_flight,
+            max_images=self.max_images,
+            max_pixels_per_image=self.max_pixels_per_image,
+        )
