@@ -17,7 +17,7 @@ def test_scores_of_a_latent_frame_are_means_of_its_pixel_frames() -> None:
 
 def test_advantages_are_standard_scores() -> None:
     advantages = group_advantages(np.array([0.1, 0.2, 0.3]))
-    np.testing.assert_allclose(advantages, np.array([-0.1, 0.0, 0.1]) / (np.std([0.1, 0.2, 0.3]) + 1e-4))
+    np.testing.assert_allclose(advantages, np.array([-0.1, 0.0, 0.1]) / (np.std([0.1, 0.2, 0.3]) + 1e-4), atol=1e-12)
 
 
 def test_equal_rewards_give_exactly_zero() -> None:
