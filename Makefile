@@ -26,7 +26,7 @@ lint: setup  ## style, types and the contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd proto && ../$(BIN)/buf lint
+	$(BIN)/python proto/lint.py
 
 bench: setup  ## ratios measured side by side in one run
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python benchmarks/run.py

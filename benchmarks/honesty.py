@@ -1,7 +1,7 @@
 """The demo with its rewards shuffled inside each group: nothing true is left to learn, so nothing may be learned.
 
 `python benchmarks/honesty.py [--seed S] [--steps N]` trains as `likeness-trainer demo` does, but gives every video the
-reward of another one of its group. A rise of the held-out similarity here would mean that something else than the reward
+reward of another one of its group. A rise of the held-out similarity here would mean that something else than reward
 moves it. Exit code 1 when the 95 % interval of the difference lies above zero.
 """
 

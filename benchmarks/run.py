@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import likeness_toyworld as toyworld
 import numpy as np
 import torch
-from likeness_toyworld import painter
 from rich.console import Console
 from rich.table import Table
 
+import likeness_toyworld as toyworld
 from likeness_reward.client import RewardClient
+from likeness_toyworld import painter
 from likeness_trainer.demo import reward_server
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.rollout import run_branches, run_prefix, sample_group, sample_latents

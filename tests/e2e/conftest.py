@@ -1,11 +1,11 @@
 """A run of a few steps on the toy world, with a real reward server as its own process."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from e2e_support import RECIPE, SMALL, Server, free_port
 
 
@@ -80,8 +80,9 @@ def undisturbed(run_here: Callable[..., Any], server: Server, tmp_path_factory: 
 def person_png(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A picture of a painted person."""
     import numpy as np
-    from likeness_toyworld import painter
     from PIL import Image
+
+    from likeness_toyworld import painter
 
     motion = painter.sample_motion(np.random.default_rng(5))
     path = tmp_path_factory.mktemp("person") / "person.png"

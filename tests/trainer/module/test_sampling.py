@@ -43,10 +43,9 @@ def test_our_chain_equals_diffsynths_own_pipeline(module, conditioning, person_f
         module.pipe.generate_noise = lambda *args, **kwargs: noise
         try:
             theirs = module.pipe(
-                prompt="a portrait of a person", input_image=Image.fromarray(person_frames[0]), height=64,
-                width=64,
-                num_frames=9, num_inference_steps=8, sigma_shift=5.0, cfg_scale=1.0, switch_DiT_boundary=0.9, tiled=False,
-                progress_bar_cmd=lambda steps: steps,
+                prompt="a portrait of a person", input_image=Image.fromarray(person_frames[0]),
+                height=64, width=64, num_frames=9, num_inference_steps=8, sigma_shift=5.0, cfg_scale=1.0,
+                switch_DiT_boundary=0.9, tiled=False, progress_bar_cmd=lambda steps: steps,
             )  # fmt: skip
         finally:
             del module.pipe.generate_noise
