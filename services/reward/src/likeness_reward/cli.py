@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from likeness_reward.domain import ScoreOptions
+from likeness_reward.domain import ScoreOptions, parse_size
 from likeness_reward.errors import InvalidImage, InvalidPack, LikenessError, UnreadableVideo
 from likeness_reward.extras import require_server_extra
 from likeness_reward.reporting import (
@@ -51,14 +51,12 @@ TokenOption = Annotated[
 ]
 
 
-def parse_size(text: str | None) -> tuple[int, int] | None:
+def size_of(text: str | None) -> tuple[int, int] | None:
     """Returns (width, height) of "640x384". Raises typer.BadParameter."""
-    if text is None:
-        return None
-    width, _, height = text.lower().partition("x")
-    if not (width.isdigit() and height.isdigit()):
-        raise typer.BadParameter(f"{text!r} is no WIDTHxHEIGHT, for example 640x640")
-    return int(width), int(height)
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @app.command()
@@ -94,7 +92,7 @@ def serve(
         "port": port,
         "threads": threads,
         "workers": workers,
-        "detector_size": parse_size(detector_size),
+        "detector_size": detector_size,
         "provider": provider,
         "ready_file": ready_file,
         "reflection": reflection,
@@ -140,7 +138,7 @@ def score(
         likeness-reward score samples/*.mp4 --identity anna.json --endpoint localhost:50051 --json
     """
     options = ScoreOptions(no_face_value=no_face_value, face_choice=face_choice, min_face_pixels=min_face_pixels)
-    scorer = open_scorer(endpoint, pack, parse_size(detector_size), threads, token)
+    scorer = open_scorer(endpoint, pack, size_of(detector_size), threads, token)
     person = identity_from_path(scorer, identity)
     failures: list[LikenessError] = []
     for video in videos:
@@ -175,7 +173,7 @@ def embed(
 
     likeness-reward embed anna1.jpg anna2.jpg -o anna.json --endpoint localhost:50051
     """
-    scorer = open_scorer(endpoint, pack, parse_size(detector_size), threads, token)
+    scorer = open_scorer(endpoint, pack, size_of(detector_size), threads, token)
     encoded = []
     for image in images:
         try:
@@ -196,7 +194,7 @@ def pack_check(
     require_server_extra("pack check")
     from likeness_reward.embedded import EmbeddedScorer
 
-    scorer = EmbeddedScorer(directory, detector_size=parse_size(detector_size))
+    scorer = EmbeddedScorer(directory, detector_size=size_of(detector_size))
     scorer.check_networks()
     print(pack_report(scorer.pack, scorer.embedding_length))
 

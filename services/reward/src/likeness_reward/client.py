@@ -33,6 +33,7 @@ from likeness_reward.wire import (
 )
 
 MAX_RECEIVED_BYTES = 64 * 2**20
+SINGLE_MESSAGE_BYTES = 8 * 2**20
 
 
 class RewardClient:
@@ -101,11 +102,13 @@ class RewardClient:
     def score(
         self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
     ) -> VideoReward:
-        """Returns the reward of a short video uint8 [T, H, W, 3], sent in one message; see `open_stream` for long ones.
+        """Returns the reward of a video uint8 [T, H, W, 3]; more than SINGLE_MESSAGE_BYTES of it go over a stream.
 
         Raises InvalidVideo, InvalidTemplate, FingerprintMismatch, LimitExceeded, ...
         """
         check_video(frames_rgb)
+        if frames_rgb.nbytes > SINGLE_MESSAGE_BYTES:
+            return self._score_over_stream(frames_rgb, identity, options)
         count, height, width = frames_rgb.shape[:3]
         request = reward_service_pb2.ScoreVideoRequest(
             request_id=str(uuid.uuid4()),
@@ -117,6 +120,20 @@ class RewardClient:
             frames=[frame.tobytes() for frame in frames_rgb],
         )
         return reward_from_message(self._call(self._stub.ScoreVideo, request).reward)
+
+    def _score_over_stream(
+        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None
+    ) -> VideoReward:
+        count, height, width = frames_rgb.shape[:3]
+        with self.open_stream(options, identity=identity, deadline_s=self.timeout_s) as stream:
+            stream.start_video("video", width, height, count)
+            stream.send_frames("video", 0, frames_rgb)
+            stream.end_video("video")
+            stream.close()
+            (_, outcome), *_ = stream.results()
+        if isinstance(outcome, LikenessError):
+            raise outcome
+        return outcome
 
     def open_stream(
         self,

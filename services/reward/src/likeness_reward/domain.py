@@ -20,6 +20,14 @@ COMPONENT_NAMES = (IDENTITY_COMPONENT, COVERAGE_COMPONENT)
 Pooling = Literal["mean", "quality_weighted"]
 
 
+def parse_size(text: str) -> tuple[int, int]:
+    """Returns (width, height) of "640x384". Raises ValueError."""
+    width, _, height = text.lower().partition("x")
+    if not (width.isdigit() and height.isdigit()):
+        raise ValueError(f"{text!r} is no WIDTHxHEIGHT, for example 640x640")
+    return int(width), int(height)
+
+
 class Verdict(Enum):
     """What became of one image or frame."""
 

@@ -145,6 +145,12 @@ class ProviderUnavailable(LikenessError):
     code, reason = grpc.StatusCode.FAILED_PRECONDITION, "PROVIDER_UNAVAILABLE"
 
 
+class CannotListen(LikenessError):
+    """The address to serve on is taken or not ours."""
+
+    code, reason = grpc.StatusCode.FAILED_PRECONDITION, "CANNOT_LISTEN"
+
+
 class MissingExtra(LikenessError):
     """A part of the package that needs an extra which is not installed."""
 

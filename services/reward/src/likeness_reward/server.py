@@ -8,26 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
 from likeness_reward.embedded import EmbeddedScorer, FaceScorer
-from likeness_reward.errors import LikenessError
+from likeness_reward.errors import CannotListen
 from likeness_reward.interceptor import CallInterceptor
 from likeness_reward.servicer import Admission, RewardServicer
 from likeness_reward.settings import ServerSettings
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # isort: skip
-from grpc_reflection.v1alpha import reflection  # isort: skip
-
 SERVICE_NAME = reward_service_pb2.DESCRIPTOR.services_by_name["RewardService"].full_name
 LAST_MESSAGES_S = 1.0
 logger = logging.getLogger(__name__)
-
-
-class CannotListen(LikenessError):
-    """The address is taken or not ours."""
-
-    code, reason = grpc.StatusCode.UNAVAILABLE, "CANNOT_LISTEN"
 
 
 class RewardServer:

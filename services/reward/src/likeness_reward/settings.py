@@ -1,13 +1,18 @@
 """Settings of the server: command line over environment (LIKENESS_REWARD_*) over defaults."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from likeness_reward.domain import Limits
+from likeness_reward.domain import Limits, parse_size
 from likeness_reward.images import MAX_PIXELS
+
+
+def size_from_text(value: object) -> object:
+    """Returns (width, height) of a text, and anything else as it is."""
+    return parse_size(value) if isinstance(value, str) else value
 
 
 class ServerSettings(BaseSettings):
@@ -21,8 +26,8 @@ class ServerSettings(BaseSettings):
     """Address to listen on."""
     port: int = Field(default=50051, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    detector_size: tuple[int, int] | None = None
-    """Width and height of the detector's input, pixels; default that of the pack."""
+    detector_size: Annotated[tuple[int, int] | None, NoDecode, BeforeValidator(size_from_text)] = None
+    """Width and height of the detector's input, pixels, also as "640x384"; default that of the pack."""
     provider: Literal["cpu", "cuda"] = "cpu"
     """Execution provider of onnxruntime; the server refuses to start on another one."""
     threads: int = Field(default=1, ge=1, le=256)
