@@ -49,6 +49,7 @@ class RewardClient:
             options=[
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
+                ("grpc.initial_reconnect_backoff_ms", 200),
                 ("grpc.max_reconnect_backoff_ms", 2000),
                 ("grpc.use_local_subchannel_pool", 1),
             ],

@@ -1,0 +1,173 @@
+"""The command line, run in this process: what it prints, and how it fails."""
+
+import json
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from likeness_reward import cli
+from likeness_reward.domain import IdentityTemplate
+from likeness_reward.images import encode_png
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs the command line: returns (exit code, stdout, stderr)."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["likeness-reward", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "anna.png"
+    path.write_bytes(encode_png(np.full((64, 64, 3), 220, np.uint8)))
+    return path
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """Two bright frames, in which the written detector sees a face, and one dark one."""
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    for index, level in enumerate((220, 220, 0)):
+        (folder / f"{index}.png").write_bytes(encode_png(np.full((64, 64, 3), level, np.uint8)))
+    return folder
+
+
+def test_pack_check_names_everything(run, written_pack: Path) -> None:
+    code, out, _ = run("pack", "check", written_pack)
+    assert code == 0
+    for words in (
+        "detector.onnx: detector",
+        "image [1, 3, ?, ?]",
+        "recognizer.onnx: recognizer",
+        "detector size     64x64",
+        "embedding length  4",
+        "fingerprint       ",
+        "smoke inference   ok",
+    ):
+        assert words in out
+
+
+def test_pack_check_of_a_spoilt_pack_names_file_found_and_expected(run, written_pack: Path, onnx_writer) -> None:
+    onnx_writer.detector(written_pack / "detector.onnx", box_columns=5)
+    code, _, err = run("pack", "check", written_pack)
+    assert (code, "detector.onnx: output 3 is box_8 [?, 5], expected [anchors, 4]" in err) == (4, True)
+    (written_pack / "detector.onnx").unlink()
+    code, _, err = run("pack", "check", written_pack)
+    assert code == 4
+    assert "no detector: expected an SCRFD" in err
+    assert "found recognizer.onnx" in err
+
+
+def test_score_in_this_process_and_by_a_server_agree(run, serve, written_pack: Path, photo: Path, clip: Path) -> None:
+    from likeness_reward.embedded import EmbeddedScorer
+
+    code, out, _ = run("score", clip, "--identity", photo, "--pack", written_pack, "--json", "--per-frame")
+    document = json.loads(out)
+    assert code == 0
+    assert document["reward"] == pytest.approx(2 / 3)
+    assert (document["frame_count"], document["embedded_frame_count"]) == (3, 2)
+    assert [frame["verdict"] for frame in document["frames"]] == ["embedded", "embedded", "no_face"]
+    endpoint = serve(EmbeddedScorer(written_pack)).endpoint
+    _, out, _ = run("score", clip, "--identity", photo, "--endpoint", endpoint, "--json")
+    remote = json.loads(out)
+    assert remote["similarities"] == pytest.approx(document["similarities"])
+    assert remote["model_fingerprint"] == document["model_fingerprint"]
+
+
+def test_score_prints_a_line_for_people_and_a_table_on_demand(run, written_pack: Path, photo: Path, clip: Path) -> None:
+    code, out, _ = run("score", clip, "--identity", photo, "--pack", written_pack, "--per-frame")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].split()[:2] == ["0.6667", str(clip)]
+    assert "face in 2 of 3 frames" in lines[0]
+    assert lines[-1].split() == ["2", "-", "0", "-", "no_face"]
+
+
+def test_embed_writes_a_template_that_score_takes(run, written_pack: Path, photo: Path, clip: Path) -> None:
+    template = photo.parent / "anna.json"
+    code, out, _ = run("embed", photo, photo, "-o", template, "--pack", written_pack)
+    assert code == 0
+    assert "2 of 2 images" in out
+    assert IdentityTemplate.load(template).image_count == 2
+    code, out, _ = run("score", clip, "--identity", template, "--pack", written_pack, "--no-face-value", "-1")
+    assert (code, out.split()[0]) == (0, "0.3333")
+
+
+def test_an_unreadable_video_is_named_and_the_others_are_scored(
+    run, written_pack: Path, photo: Path, clip: Path
+) -> None:
+    broken = photo.parent / "broken.mp4"
+    broken.write_bytes(b"\0" * 5000)
+    code, out, err = run("score", broken, clip, "--identity", photo, "--pack", written_pack)
+    assert code == 3
+    assert f"error: {broken}: {broken} cannot be opened as a video (5000 bytes)" in err
+    assert str(clip) in out
+
+
+def test_a_video_cut_off_in_its_header_is_unreadable(run, written_pack: Path, photo: Path) -> None:
+    path = photo.parent / "clip.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 16, (64, 64))
+    for _ in range(8):
+        writer.write(np.full((64, 64, 3), 220, np.uint8))
+    writer.release()
+    code, out, _ = run("score", path, "--identity", photo, "--pack", written_pack)
+    assert (code, "face in 8 of 8 frames" in out) == (0, True)
+    path.write_bytes(path.read_bytes()[:600])
+    code, _, err = run("score", path, "--identity", photo, "--pack", written_pack)
+    assert (code, "clip.mp4" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["score", "x.mp4", "--identity", "a.png"], 2, "exactly one of --endpoint"),
+        (["score", "x.mp4", "--identity", "a.png", "--pack", "missing"], 4, "pack missing: no such folder"),
+        (["serve"], 2, "pack"),
+        (["serve", "--pack", "missing"], 4, "pack missing: no such folder"),
+        (["serve", "--pack", "missing", "--port", "99999"], 2, "port is 99999"),
+        (["pack", "check", "missing", "--detector-size", "640"], 2, "no WIDTHxHEIGHT"),
+    ],
+)
+def test_wrong_usage_and_missing_packs_have_their_exit_codes(run, arguments: list[str], code: int, words: str) -> None:
+    found, _, err = run(*arguments)
+    assert (found, words in err) == (code, True), err
+
+
+def test_a_missing_identity_is_named(run, written_pack: Path, clip: Path) -> None:
+    code, _, err = run("score", clip, "--identity", "nobody.png", "--pack", written_pack)
+    assert (code, "nobody.png: no such file" in err) == (3, True)
+
+
+def test_an_identity_without_a_face_is_an_error(run, written_pack: Path, clip: Path) -> None:
+    dark = clip / "2.png"
+    code, _, err = run("score", clip, "--identity", dark, "--pack", written_pack)
+    assert (code, "no usable face in any of 1 images: no_face" in err) == (1, True)
+
+
+def test_help_teaches_by_example(run) -> None:
+    code, out, _ = run("score", "--help")
+    assert code == 0
+    assert "likeness-reward score sample.mp4 --identity anna.jpg" in out
+
+
+def test_a_missing_extra_names_the_command_that_installs_it(
+    run, monkeypatch: pytest.MonkeyPatch, written_pack: Path
+) -> None:
+    from likeness_reward import extras
+
+    monkeypatch.setattr(extras, "SERVER_MODULES", ("onnxruntime", "a_module_that_is_not_there"))
+    code, _, err = run("pack", "check", written_pack)
+    assert code == 1
+    assert "needs a_module_that_is_not_there: pip install 'likeness-reward[server]'" in err

@@ -1,0 +1,116 @@
+"""Servers that are absent, killed, restarted or told to stop."""
+
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from likeness_reward import errors
+from likeness_reward.client import RewardClient
+from likeness_reward.many import RetryPolicy, VideoToScore
+
+SOON_S = 10
+
+
+def frames(count: int = 3, level: int = 220) -> np.ndarray:
+    return np.full((count, 64, 64, 3), level, np.uint8)
+
+
+def test_no_server_is_told_within_the_time_given() -> None:
+    with RewardClient("127.0.0.1:1") as client:
+        start = time.monotonic()
+        with pytest.raises(errors.ServerUnavailable, match="no reward server answers at 127.0.0.1:1 within 1 s"):
+            client.wait_until_ready(timeout_s=1)
+        assert time.monotonic() - start < SOON_S
+        with pytest.raises(errors.ServerUnavailable, match="127.0.0.1:1"):
+            client.server_info()
+
+
+def test_the_ready_line_names_address_pack_and_models(start_server) -> None:
+    server = start_server()
+    with RewardClient(server.endpoint) as client:
+        info = client.wait_until_ready()
+    line = server.process.stdout.readline().strip()
+    assert line == f"serving on {server.endpoint}, pack written, fingerprint {info.model_fingerprint[:12]}"
+    assert info.detector_size == (64, 64)
+
+
+def test_a_server_killed_mid_stream_is_an_error_within_seconds_and_never_a_reward(start_server) -> None:
+    server = start_server()
+    with RewardClient(server.endpoint) as client:
+        identity = client.embed_identity([frames()[0]])
+        with client.open_stream(identity=identity, deadline_s=120) as stream:
+            stream.start_video("whole", 64, 64, 3)
+            stream.send_frames("whole", 0, frames())
+            stream.end_video("whole")
+            results = stream.results()
+            assert next(results)[0] == "whole"
+            stream.start_video("cut short", 64, 64, 3)
+            stream.send_frames("cut short", 0, frames(1))
+            server.kill()
+            start = time.monotonic()
+            with pytest.raises(errors.ServerUnavailable):
+                next(results)
+            assert time.monotonic() - start < SOON_S
+            with pytest.raises(errors.ServerUnavailable):
+                stream.send_frames("cut short", 1, frames(2))
+
+
+def test_videos_without_a_result_are_sent_again_to_the_server_that_comes_back(start_server) -> None:
+    server = start_server()
+    with RewardClient(server.endpoint) as client:
+        identity = client.embed_identity([frames()[0]])
+        expected = client.score(frames(), identity).value
+        videos = (VideoToScore(f"video {index}", frames(), identity) for index in range(20))
+        outcomes: dict[str, float] = {}
+        for name, reward in client.score_many(videos, concurrency=3, retry=RetryPolicy(first_wait_s=0.1)):
+            assert name not in outcomes, "a video was scored twice"
+            outcomes[name] = reward.value
+            if len(outcomes) == 5:
+                server.kill()
+                threading.Timer(0.5, lambda: start_server(port=server.port)).start()
+    assert outcomes == {f"video {index}": expected for index in range(20)}
+
+
+def test_a_server_that_stays_away_is_given_up_after_the_time_set(start_server) -> None:
+    server = start_server()
+    with RewardClient(server.endpoint) as client:
+        identity = client.embed_identity([frames()[0]])
+        server.kill()
+        start = time.monotonic()
+        retry = RetryPolicy(first_wait_s=0.1, longest_wait_s=0.2, give_up_after_s=1.0)
+        with pytest.raises(errors.ServerUnavailable):
+            list(client.score_many([VideoToScore("video", frames(), identity)], retry=retry))
+        assert 1.0 <= time.monotonic() - start < SOON_S
+
+
+def test_sigterm_finishes_the_running_stream_refuses_new_calls_and_exits_0(start_server) -> None:
+    server = start_server()
+    with RewardClient(server.endpoint) as client, grpc.insecure_channel(server.endpoint) as channel:
+        identity = client.embed_identity([frames()[0]])
+        health = health_pb2_grpc.HealthStub(channel)
+        with client.open_stream(identity=identity, deadline_s=60) as stream:
+            stream.start_video("video", 64, 64, 3)
+            stream.send_frames("video", 0, frames(1))
+            server.terminate()
+            give_up_at = time.monotonic() + SOON_S
+            while health.Check(health_pb2.HealthCheckRequest(), timeout=5).status != 2:
+                assert time.monotonic() < give_up_at
+                time.sleep(0.02)
+            with pytest.raises(errors.ServerDraining):
+                client.score(frames(), identity)
+            stream.send_frames("video", 1, frames(2))
+            stream.end_video("video")
+            stream.close()
+            ((_, reward),) = stream.results()
+    assert reward.embedded_frame_count == 3
+    assert server.process.wait(SOON_S) == 0
+
+
+def test_a_taken_port_is_named(start_server, written_pack) -> None:
+    first = start_server()
+    with pytest.raises(AssertionError, match=f"cannot listen on 127.0.0.1:{first.port}"):
+        start_server(port=first.port)
