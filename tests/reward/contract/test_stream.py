@@ -1,7 +1,9 @@
 """StreamVideoScores: order, overlap, per-video errors, backpressure."""
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
 import grpc
 import numpy as np
@@ -22,6 +24,16 @@ def send(stream: VideoScoreStream, name: str, frames: np.ndarray, **start: objec
     stream.start_video(name, frames.shape[2], frames.shape[1], len(frames), **start)
     stream.send_frames(name, 0, frames)
     stream.end_video(name)
+
+
+@contextlib.contextmanager
+def stream_on(server, colours) -> Iterator[VideoScoreStream]:
+    """A stream of a client of its own."""
+    with (
+        RewardClient(server.endpoint) as client,
+        client.open_stream(identity=colours.identity(), deadline_s=30) as stream,
+    ):
+        yield stream
 
 
 def video(colours, *greens: int) -> np.ndarray:
@@ -89,15 +101,14 @@ def test_frames_are_scored_while_later_ones_are_still_to_come(serve, colours) ->
     server = serve(colours.scorer(recognizer=recognizer))
     scored = threading.Semaphore(0)
     recognizer.before_run = scored.release
-    with RewardClient(server.endpoint) as client:
-        with client.open_stream(identity=colours.identity(), deadline_s=20) as stream:
-            stream.start_video("video", 64, 64, 3)
-            for index in range(3):
-                stream.send_frames("video", index, video(colours, 0))
-                assert scored.acquire(timeout=10), f"frame {index} was not scored before frame {index + 1} was sent"
-            stream.end_video("video")
-            stream.close()
-            assert [name for name, _ in stream.results()] == ["video"]
+    with stream_on(server, colours) as stream:
+        stream.start_video("video", 64, 64, 3)
+        for index in range(3):
+            stream.send_frames("video", index, video(colours, 0))
+            assert scored.acquire(timeout=10), f"frame {index} was not scored before frame {index + 1} was sent"
+        stream.end_video("video")
+        stream.close()
+        assert [name for name, _ in stream.results()] == ["video"]
 
 
 def test_results_come_in_order_of_completion(client: RewardClient, colours) -> None:
@@ -146,22 +157,21 @@ def test_starting_a_video_waits_while_as_many_as_allowed_are_in_flight(serve, co
     server = serve(colours.scorer(recognizer=recognizer), max_videos_in_flight=2)
     recognizer.before_run = lambda: held.wait(20)
     started: list[str] = []
-    with RewardClient(server.endpoint) as client:
-        with client.open_stream(identity=colours.identity(), deadline_s=20) as stream:
+    with stream_on(server, colours) as stream:
 
-            def send_three() -> None:
-                for name in "abc":
-                    send(stream, name, video(colours, 0))
-                    started.append(name)
-                stream.close()
+        def send_three() -> None:
+            for name in "abc":
+                send(stream, name, video(colours, 0))
+                started.append(name)
+            stream.close()
 
-            sender = threading.Thread(target=send_three)
-            sender.start()
-            time.sleep(0.3)
-            assert started == ["a", "b"]
-            held.set()
-            assert sorted(name for name, _ in stream.results()) == ["a", "b", "c"]
-            sender.join()
+        sender = threading.Thread(target=send_three)
+        sender.start()
+        time.sleep(0.3)
+        assert started == ["a", "b"]
+        held.set()
+        assert sorted(name for name, _ in stream.results()) == ["a", "b", "c"]
+        sender.join()
 
 
 def test_a_server_that_does_not_keep_up_stops_the_sender(serve, colours) -> None:
@@ -171,24 +181,23 @@ def test_a_server_that_does_not_keep_up_stops_the_sender(serve, colours) -> None
     recognizer.before_run = lambda: held.wait(20)
     frames = np.stack([colours.frame(width=1024, height=1024)] * FRAMES_PER_MESSAGE)  # 9 MiB, beyond any window
     sent: list[int] = []
-    with RewardClient(server.endpoint) as client:
-        with client.open_stream(identity=colours.identity(), deadline_s=30) as stream:
+    with stream_on(server, colours) as stream:
 
-            def send_all() -> None:
-                stream.start_video("video", 1024, 1024, 60)
-                for start in range(0, 60, FRAMES_PER_MESSAGE):
-                    stream.send_frames("video", start, frames)
-                    sent.append(start)
-                stream.end_video("video")
-                stream.close()
+        def send_all() -> None:
+            stream.start_video("video", 1024, 1024, 60)
+            for start in range(0, 60, FRAMES_PER_MESSAGE):
+                stream.send_frames("video", start, frames)
+                sent.append(start)
+            stream.end_video("video")
+            stream.close()
 
-            sender = threading.Thread(target=send_all)
-            sender.start()
-            time.sleep(1.0)
-            assert len(sent) <= QUEUED_MESSAGES + 4
-            held.set()
-            ((_, reward),) = stream.results()
-            sender.join()
+        sender = threading.Thread(target=send_all)
+        sender.start()
+        time.sleep(1.0)
+        assert len(sent) <= QUEUED_MESSAGES + 4
+        held.set()
+        ((_, reward),) = stream.results()
+        sender.join()
     assert isinstance(reward, VideoReward)
     assert reward.embedded_frame_count == 60
 
