@@ -90,16 +90,19 @@ def latent_penalty(latents: Tensor) -> Tensor:
 
 
 class VaeTrainer:
-    """Trains one VAE on a corpus; `seed` fixes every draw."""
+    """Trains one VAE on a corpus; `seed` fixes every draw. With decoder_only its latents stay what they are."""
 
-    def __init__(self, vae: TinyWanVideoVAE, corpus: Corpus, seed: int) -> None:
-        self._vae, self._corpus = vae, corpus
+    def __init__(self, vae: TinyWanVideoVAE, corpus: Corpus, seed: int, decoder_only: bool = False) -> None:
+        self._vae, self._corpus, self._decoder_only = vae, corpus, decoder_only
         self._rng = np.random.default_rng(seed)
         self._optimizer = torch.optim.AdamW(vae.model.parameters(), betas=(0.9, 0.99), weight_decay=1e-4)
 
     def train(self, name: str, steps: int, rate: float, out: Path) -> None:
         """`steps` steps with a cosine schedule from `rate`, on "images" or "clips"; saved to `out` now and then."""
         model = self._vae.model.train().requires_grad_(True)
+        if self._decoder_only:
+            model.encoder.requires_grad_(False)
+            model.conv1.requires_grad_(False)
         progress = Progress(name, steps)
         for step in range(1, steps + 1):
             cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -160,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the tiny VAE on painted faces.")
     parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
     parser.add_argument("--start-from", type=Path, help="go on from a file of an earlier run")
+    parser.add_argument("--decoder-only", action="store_true", help="keep the encoder and its latents")
     parser.add_argument("--image-steps", type=int, default=6000)
     parser.add_argument("--clip-steps", type=int, default=1500)
     parser.add_argument("--clips", type=int, default=2500, help="size of the painted corpus")
@@ -172,7 +176,7 @@ def main() -> None:
     else:
         vae = TinyWanVideoVAE(**VAE_SIZES)
         start_linear(vae.model)
-    trainer = VaeTrainer(vae, paint_corpus(arguments.clips, arguments.seed), arguments.seed)
+    trainer = VaeTrainer(vae, paint_corpus(arguments.clips, arguments.seed), arguments.seed, arguments.decoder_only)
     trainer.train("images", arguments.image_steps, IMAGE_RATE, arguments.out)
     trainer.train("clips", arguments.clip_steps, CLIP_RATE, arguments.out)
     print(f"validation: {validation_psnr(vae):.2f} dB")
