@@ -194,7 +194,7 @@ def test_a_server_that_does_not_keep_up_stops_the_sender(serve, colours) -> None
         sender = threading.Thread(target=send_all)
         sender.start()
         time.sleep(1.0)
-        assert len(sent) <= QUEUED_MESSAGES + 4
+        assert len(sent) <= QUEUED_MESSAGES + 8, f"{len(sent)} of 20 messages of 9 MiB are queued somewhere"
         held.set()
         ((_, reward),) = stream.results()
         sender.join()
@@ -251,6 +251,16 @@ def test_a_breach_of_the_order_ends_the_stream(serve, colours, steps: list[dict]
         list(reward_service_pb2_grpc.RewardServiceStub(channel).StreamVideoScores(iter(requests), timeout=10))
     assert reason in caught.value.details()
     assert errors.error_from_call(caught.value, "").reason == "STREAM_ORDER_BROKEN"
+
+
+def test_a_client_that_starts_more_videos_than_allowed_is_stopped(serve, colours) -> None:
+    config = {"config": {"identity": identity_to_message(colours.identity())}}
+    starts = [{"video_start": {"video_id": name, "spec": SPEC}} for name in "abc"]
+    with grpc.insecure_channel(serve(max_videos_in_flight=2).endpoint) as channel:
+        stub = reward_service_pb2_grpc.RewardServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="video 'c': 2 videos are already in flight") as caught:
+            list(stub.StreamVideoScores(iter(messages(config, *starts)), timeout=10))
+    assert errors.error_from_call(caught.value, "").reason == "LIMIT_EXCEEDED"
 
 
 def test_ending_the_stream_inside_a_video_is_a_breach(serve, colours) -> None:
