@@ -48,7 +48,7 @@ class RecognizerTraining:
 
 @dataclasses.dataclass(frozen=True)
 class Gallery:
-    """Portraits of the training people. first, second: int64 [N], people; amount: float32 [N], 0 where it is no blend."""
+    """Portraits of the training people. first, second: int64 [N], people; amount: float32 [N], 0 for no blend."""
 
     portraits: Portraits
     first: NDArray[np.int64]
