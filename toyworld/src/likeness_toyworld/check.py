@@ -192,7 +192,7 @@ def check(packs: Sequence[Pack], people: int, with_model: bool, report: Callable
 
 
 def default_packs() -> list[Path]:
-    """The toy pack and, where there is one, a real one: LIKENESS_REAL_PACK or ../shared/face_pack from the repository."""
+    """The toy pack and, where there is one, a real one: LIKENESS_REAL_PACK or ../shared/face_pack."""
     beside = Path(__file__).resolve().parents[4] / "shared" / "face_pack"
     real = Path(os.environ.get("LIKENESS_REAL_PACK", beside))
     return [Path(face_pack_path())] + ([real] if real.is_dir() else [])

@@ -4,6 +4,7 @@ Only people with a seed below HELD_OUT_SEED appear here.
 """
 
 import dataclasses
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,8 +12,11 @@ from numpy.typing import NDArray
 
 from likeness_toyworld.painter import HELD_OUT_SEED, Identity, paint_frames, sample_identity
 
-Picture = NDArray[np.uint8]
-Points = NDArray[np.float32]
+# OpenCV's type stubs do not know the element type of what they return.
+Picture = NDArray[Any]
+"""uint8 RGB [height, width, 3]."""
+Points = NDArray[Any]
+"""float32 or float64."""
 
 PAINT_BATCH = 64
 
@@ -106,7 +110,7 @@ def add_noise(picture: Picture, rng: np.random.Generator, deviation: float) -> P
     """The picture with Gaussian noise, sometimes of a coarse grain."""
     height, width = picture.shape[:2]
     grain = int(rng.choice((1, 1, 2, 4)))
-    noise = rng.normal(0, deviation, (-(-height // grain), -(-width // grain), 3)).astype(np.float32)
+    noise: Picture = rng.normal(0, deviation, (-(-height // grain), -(-width // grain), 3)).astype(np.float32)
     if grain > 1:
         noise = cv2.resize(noise, (width, height), interpolation=cv2.INTER_LINEAR)
     return np.clip(picture + noise, 0, 255).astype(np.uint8)
@@ -115,7 +119,8 @@ def add_noise(picture: Picture, rng: np.random.Generator, deviation: float) -> P
 def compress(picture: Picture, rng: np.random.Generator) -> Picture:
     """The picture after JPEG of a random quality."""
     _, data = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(25, 96))])
-    decoded: Picture = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    decoded = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    assert decoded is not None, "OpenCV reads what it wrote"
     return decoded
 
 

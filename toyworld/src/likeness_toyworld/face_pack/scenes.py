@@ -139,7 +139,7 @@ def _warp(
 ) -> _Paste:
     """The portrait scaled, turned by `angle` degrees, its face's centre moved to `center` (x, y)."""
     middle = (box[:2] + box[2:]) / 2
-    matrix = cv2.getRotationMatrix2D((float(middle[0]), float(middle[1])), angle, scale)
+    matrix: Points = cv2.getRotationMatrix2D((float(middle[0]), float(middle[1])), angle, scale)
     matrix[:, 2] += center - middle
     # Pixel i covers [i, i + 1) in annotations, while warpAffine puts its centre at i.
     shifted = matrix.copy()
