@@ -4,7 +4,6 @@ Importing this package loads neither torch nor DiffSynth.
 """
 
 from likeness_toyworld.assets import TEXT_TOKENS, face_pack_path, model_paths, tokenizer_path
-from likeness_toyworld.dataset import write_dataset
 from likeness_toyworld.registration import register_models
 
-__all__ = ["TEXT_TOKENS", "face_pack_path", "model_paths", "register_models", "tokenizer_path", "write_dataset"]
+__all__ = ["TEXT_TOKENS", "face_pack_path", "model_paths", "register_models", "tokenizer_path"]
