@@ -143,7 +143,7 @@ def test_resuming_what_is_not_there_is_refused(run_here, server, tmp_path) -> No
 
 def test_a_server_with_other_models_is_refused(run_here, server, tmp_path) -> None:
     with pytest.raises(RewardRejectedError, match="expected_fingerprint"):
-        run_here(tmp_path / "run", server.endpoint, "reward.expected_fingerprint=0000")
+        run_here(tmp_path / "run", server.endpoint, "reward.expected_fingerprint=abcd")
     assert not (tmp_path / "run").exists()
 
 
