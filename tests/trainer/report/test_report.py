@@ -60,7 +60,7 @@ def finished_run(run_dir):
                     "clip_fraction": 0.1,
                     "grad_norm": 0.5,
                     "loss": -0.1,
-                    "seconds": {"sample": 1.0, "decode": 2.0},
+                    "seconds": {"sample": 1.0, "decode": 2.0, "total": 3.0},
                 }  # fmt: skip
             )
     save_held_out(run_dir, "before", [0.40, 0.42, 0.38, 0.44, 0.41], 100)
@@ -150,10 +150,13 @@ def test_every_metric_has_its_curve_the_important_ones_first(finished_run):
     text = write_report(finished_run).read_text(encoding="utf-8")
     labels = re.findall(r'<svg role="img" aria-label="([^"]+)"', text)
     assert labels == [
-        "reward", "coverage: share of frames with a face", "KL to the base model", "share of clipped ratios",
-        "gradient norm", "loss", "seconds per phase", "each held-out pair",
+        "reward: what the policy is paid for", "coverage: share of frames with a face",
+        "KL: distance from the base model", "gradient norm before clipping", "share of clipped ratios", "loss",
+        "seconds per phase", "each held-out pair",
     ]  # fmt: skip
     assert "Bold: mean of the last 3 steps" in text
+    assert ">decode</text>" in text
+    assert ">total</text>" not in text, "the whole step stacked on its own phases"
 
 
 def test_charts_use_the_colours_of_the_page_so_that_both_schemes_can_be_read(finished_run):

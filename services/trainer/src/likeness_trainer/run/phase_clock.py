@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+TOTAL = "total"
+"""Name of the whole step among the phases' seconds."""
+
 
 class PhaseClock:
     """Adds up wall-clock seconds by phase name."""
@@ -24,5 +27,5 @@ class PhaseClock:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of every phase and of the whole step so far, under `total`."""
-        return {**self._seconds, "total": time.perf_counter() - self._started}
+        """Returns the seconds of every phase and of the whole step so far, under TOTAL."""
+        return {**self._seconds, TOTAL: time.perf_counter() - self._started}

@@ -16,15 +16,21 @@ from numpy.typing import NDArray
 from likeness_trainer.errors import RunFolderError
 from likeness_trainer.run.charts import curve, paired_scatter, phase_seconds, smoothing_window
 from likeness_trainer.run.metrics import METRICS_NAME, SECONDS_KEY, STEP_KEY, read_metrics
+from likeness_trainer.run.phase_clock import TOTAL
 from likeness_trainer.run.report_page import filmstrip, note, page, png_bytes_address, section, table
 
 REPORT_NAME = "report.html"
 FIRST_CURVES = {
-    "reward": "reward",
+    "reward": "reward: what the policy is paid for",
     "coverage": "coverage: share of frames with a face",
-    "kl": "KL to the base model",
+    "kl": "KL: distance from the base model",
+    "reward_std_in_group": "spread of rewards inside a group",
+    "grad_norm": "gradient norm before clipping",
     "clip_fraction": "share of clipped ratios",
-    "grad_norm": "gradient norm",
+    "ratio_deviation": "largest |ratio - 1| of a step",
+    "groups_dropped": "groups dropped for want of a score",
+    "groups_without_variance": "groups of equal rewards: no signal",
+    "learning_rate": "learning rate",
 }
 """Metrics that are drawn first, and their titles; all others follow in the order of the file under their own names."""
 MAX_STRIP_FRAMES = 9
@@ -135,7 +141,7 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     window = smoothing_window(len(steps))
     text = f"Bold: mean of the last {window} steps; faint: each step." if window > 1 else "One point a step."
     content = [note(text), f'<div class="charts">{"".join(charts)}</div>']
-    phases = list(dict.fromkeys(phase for record in metrics for phase in record.get(SECONDS_KEY, {})))
+    phases = list(dict.fromkeys(phase for record in metrics for phase in record.get(SECONDS_KEY, {}) if phase != TOTAL))
     if phases:
         seconds = {phase: [record.get(SECONDS_KEY, {}).get(phase, 0.0) for record in metrics] for phase in phases}
         content.append(f'<div class="charts">{phase_seconds(steps, seconds)}</div>')
