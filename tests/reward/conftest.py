@@ -54,7 +54,7 @@ class ColourDetector:
     """An SCRFD by hand: anchor 0 of stride 8, cell (4, 4) with centre (32, 32), reports the face."""
 
     def __init__(self) -> None:
-        self.input = TensorSpec("image", (None, 3, None, None))
+        self.input = TensorSpec("image", (None, None, None, 3))
         self.outputs = tuple(
             TensorSpec(f"{kind}_{stride}", (None, None, columns))
             for kind, columns in (("score", 1), ("box", 4), ("landmarks", 10))
@@ -65,7 +65,7 @@ class ColourDetector:
     def run(self, images: np.ndarray) -> list[np.ndarray]:
         """Returns all nine outputs."""
         self.batch_sizes.append(len(images))
-        height, width = images.shape[2:]
+        height, width = images.shape[1:3]
         outputs = [
             np.zeros((len(images), height // stride * (width // stride) * 2, columns), np.float32)
             for columns in (1, 4, 10)
@@ -73,7 +73,7 @@ class ColourDetector:
         ]
         anchor = (4 * (width // 8) + 4) * 2
         for index, image in enumerate(images):
-            if image[0, 0, 0] * 128 + 127.5 >= 192:
+            if image[0, 0, 0] >= 192:
                 outputs[0][index, anchor] = 0.9
                 outputs[3][index, anchor] = np.array([16, 16, 16, 16]) / 8
                 outputs[6][index, anchor] = (LANDMARKS - 32).ravel() / 8
@@ -84,14 +84,14 @@ class ColourRecognizer:
     """An ArcFace by hand: the middle pixel's green is the angle of the embedding."""
 
     def __init__(self) -> None:
-        self.input = TensorSpec("crop", (None, 3, 112, 112))
+        self.input = TensorSpec("crop", (None, 112, 112, 3))
         self.outputs = (TensorSpec("embedding", (None, 4)),)
         self.before_run: Callable[[], None] = lambda: None
 
     def run(self, images: np.ndarray) -> list[np.ndarray]:
         """Returns embeddings [N, 4] of length 3."""
         self.before_run()
-        middle = images[:, :, 56, 56] * 127.5 + 127.5
+        middle = images[:, 56, 56].astype(np.float64)
         angle = middle[:, 1] / 255 * (math.pi / 2)
         raw = 3 * np.stack([np.cos(angle), np.sin(angle), 0 * angle, 0 * angle], axis=1)
         raw[middle[:, 2] >= 192] = np.nan

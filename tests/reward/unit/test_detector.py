@@ -89,9 +89,9 @@ def test_a_face_found_only_in_the_close_up_is_placed_in_the_frame(colours) -> No
         """Sees a face only where black surrounds it."""
 
         def run(self, images: np.ndarray) -> list[np.ndarray]:
-            centre = images[:, :, 32:33, 32:33]
-            surrounded = (images[:, :1, :1, :1] < 0) & (centre[:, :1] > 0.5)
-            return super().run(np.where(surrounded, centre, -1.0) * np.ones_like(images))
+            centre = images[:, 32:33, 32:33]
+            surrounded = (images[:, :1, :1, :1] < 128) & (centre[..., :1] > 191)
+            return super().run(np.where(surrounded, centre, 0) * np.ones_like(images))
 
     frame = colours.frame(width=128, height=128)
     assert FaceDetector(OnlySmall(), DetectorConfig(size=(64, 64), close_up_pass=False)).detect([frame]) == [[]]

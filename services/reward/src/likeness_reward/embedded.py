@@ -23,7 +23,7 @@ from likeness_reward.errors import (
 )
 from likeness_reward.extras import require_server_extra
 from likeness_reward.face.analysis import FaceAnalyzer
-from likeness_reward.face.detector import FaceDetector
+from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector
 from likeness_reward.face.recognizer import FaceRecognizer
 from likeness_reward.face.scoring import cosine, pool_embeddings, reward_from_frames
 from likeness_reward.images import MAX_PIXELS, decode_image
@@ -162,8 +162,14 @@ class EmbeddedScorer(FaceScorer):
         pack = load_pack(Path(pack_dir), detector_size=detector_size)
         super().__init__(
             pack,
-            OnnxRuntimeSession(pack.detector.path, threads=threads, provider=provider),
-            OnnxRuntimeSession(pack.recognizer.path, threads=threads, provider=provider),
+            OnnxRuntimeSession(pack.detector.path, mean=INPUT_MEAN, std=INPUT_STD, threads=threads, provider=provider),
+            OnnxRuntimeSession(
+                pack.recognizer.path,
+                mean=pack.recognizer_config.input_mean,
+                std=pack.recognizer_config.input_std,
+                threads=threads,
+                provider=provider,
+            ),
         )
 
 

@@ -84,10 +84,7 @@ class FaceDetector:
         return faces
 
     def _detect_batch(self, boxes: list[Letterbox]) -> list[list[Face]]:
-        images = np.asarray(
-            cv2.dnn.blobFromImages([box.canvas for box in boxes], 1.0 / INPUT_STD, mean=(INPUT_MEAN,) * 3), np.float32
-        )
-        outputs = self._session.run(images)
+        outputs = self._session.run(np.stack([box.canvas for box in boxes]))
         faces = []
         for index, box in enumerate(boxes):
             levels = [output[index] if output.ndim == 3 else output for output in outputs]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,9 +45,7 @@ class FaceRecognizer:
         return unit_embeddings(np.concatenate(parts))
 
     def _run(self, crops: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        scale, mean = 1.0 / self.config.input_std, (self.config.input_mean,) * 3
-        images = np.asarray(cv2.dnn.blobFromImages(list(crops), scale, mean=mean), np.float32)
-        raw = np.asarray(self._session.run(images)[0], np.float32)
+        raw = np.asarray(self._session.run(np.stack(crops))[0], np.float32)
         if raw.ndim != 2 or len(raw) != len(crops):
             raise InferenceFailed(f"the recognizer gave shape {list(raw.shape)} for {len(crops)} crops")
         return raw

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+import cv2
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
@@ -16,15 +17,21 @@ SEVERITY_ERROR = 3
 
 
 class OnnxRuntimeSession:
-    """One ONNX file in onnxruntime, on the provider asked for and on no other."""
+    """One ONNX file in onnxruntime, on the provider asked for and on no other.
 
-    def __init__(self, path: Path, *, threads: int = 1, provider: Provider = "cpu") -> None:
+    The network takes images [N, 3, H, W] as (x - mean) / std.
+    """
+
+    def __init__(self, path: Path, *, mean: float, std: float, threads: int = 1, provider: Provider = "cpu") -> None:
         """Loads the network. Raises InvalidPack (unreadable) or ProviderUnavailable (another provider is in use)."""
+        self._mean, self._std = mean, std
         self._session = load_session(path, threads, provider)
         self._path = path
-        self._input, *others = [tensor_spec(value) for value in self._session.get_inputs()]
+        network_input, *others = [tensor_spec(value) for value in self._session.get_inputs()]
         if others:
             raise InvalidPack(f"{path.name}: expected one input, found {1 + len(others)}", file=path.name)
+        batch, channels, height, width = network_input.shape
+        self._input = TensorSpec(network_input.name, (batch, height, width, channels))
         self._outputs = tuple(tensor_spec(value) for value in self._session.get_outputs())
 
     @property
@@ -37,8 +44,9 @@ class OnnxRuntimeSession:
         """Its outputs."""
         return self._outputs
 
-    def run(self, images: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """Returns all outputs for images [N, 3, H, W]. Raises InferenceFailed naming the file and the shape."""
+    def run(self, images_rgb: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
+        """Returns all outputs for images uint8 [N, H, W, 3]. Raises InferenceFailed naming the file and the shape."""
+        images = cv2.dnn.blobFromImages(list(images_rgb), 1.0 / self._std, mean=(self._mean,) * 3)
         try:
             outputs: list[NDArray[np.float32]] = self._session.run(None, {self._input.name: images})
         except Exception as error:  # onnxruntime's own exceptions share no base: this is its edge

@@ -24,7 +24,7 @@ class InferenceSession(Protocol):
 
     @property
     def input(self) -> TensorSpec:
-        """Its only input: float32 images [N, 3, H, W]."""
+        """Its only input: uint8 RGB images [N, H, W, 3]."""
         ...
 
     @property
@@ -32,6 +32,9 @@ class InferenceSession(Protocol):
         """Its outputs, in the order in which `run` returns them."""
         ...
 
-    def run(self, images: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """Returns all outputs for a batch of images [N, 3, H, W]. Raises InferenceFailed."""
+    def run(self, images_rgb: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
+        """Returns all outputs for images uint8 [N, H, W, 3]; normalising them is the session's work.
+
+        Raises InferenceFailed.
+        """
         ...
