@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from likeness_reward.domain import VideoReward
 from likeness_trainer import train
 from likeness_trainer.demo import run_demo, verdict
+from likeness_trainer.learn.credit import GroupScores, group_scores
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
-from likeness_trainer.learn.training_module import score_group
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "toy.yaml"
 
@@ -32,11 +31,11 @@ def main() -> None:
     arguments = parser.parse_args()
     generator = np.random.default_rng(arguments.seed)
 
-    def shuffled(rewards: list[VideoReward], algorithm: PolicyGradientConfig, no_face_value: float) -> Tensor:
+    def shuffled(rewards: list[VideoReward], algorithm: PolicyGradientConfig, no_face_value: float) -> GroupScores:
         order = generator.permutation(len(rewards))
-        return score_group([rewards[index] for index in order], algorithm, no_face_value)
+        return group_scores([rewards[index] for index in order], algorithm, no_face_value)
 
-    train.score_group = shuffled
+    train.group_scores = shuffled
     steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
     folder = run_demo(RECIPE, arguments.run_dir, arguments.seed, [], steps, resume=False)
     print("rewards shuffled:", verdict(folder).splitlines()[0])

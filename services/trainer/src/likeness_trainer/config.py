@@ -37,6 +37,8 @@ class OptimizerConfig(BaseModel):
     """Decoupled weight decay."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Decay of a running mean of the adapters that is evaluated and exported in their place. Not set: none is kept."""
 
 
 class EvaluationConfig(BaseModel):
@@ -68,7 +70,11 @@ class TrainConfig(BaseModel):
     checkpoint_every: int = Field(10, ge=1)
     """Steps between checkpoints; the last step always makes one."""
     keep_checkpoints: int = Field(3, ge=1)
-    """Checkpoints kept; older ones are deleted."""
+    """Newest checkpoints kept; older ones are deleted."""
+    keep_every: int | None = Field(None, ge=1)
+    """Checkpoints whose step is a multiple of this are kept as well."""
+    max_skipped_steps: int = Field(5, ge=1)
+    """Steps in a row that may give NaN or infinity, and so move nothing, before the run stops."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of torch. Not set: OMP_NUM_THREADS decides."""
     model: WanModelConfig

@@ -33,6 +33,12 @@ class RewardRejectedError(TrainerError):
     exit_code = 1
 
 
+class NonFiniteRunError(TrainerError):
+    """Too many steps in a row gave NaN or infinity; the checkpoint of the last finite step is written."""
+
+    exit_code = 1
+
+
 class RunStoppedError(TrainerError):
     """A signal ended the run after a step; the checkpoint is written."""
 

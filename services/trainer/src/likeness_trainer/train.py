@@ -17,19 +17,28 @@ import torch
 from numpy.typing import NDArray
 
 from likeness_reward.domain import VideoReward
-from likeness_trainer.config import TrainConfig
+from likeness_trainer.config import TrainConfig, dump_config
 from likeness_trainer.data.dataset import Dataset
-from likeness_trainer.errors import RewardUnavailableError
+from likeness_trainer.errors import NonFiniteRunError, RewardUnavailableError
 from likeness_trainer.evaluate import HeldOutVideos, compare, rescore, sample_held_out
 from likeness_trainer.learn.batch import rows_of_step
+from likeness_trainer.learn.credit import (
+    GroupScores,
+    batch_deviations,
+    group_scores,
+    non_finite_component,
+    weighted_advantages,
+    weighted_value,
+)
 from likeness_trainer.learn.learner import Learner
+from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
 from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decoded
-from likeness_trainer.learn.training_module import score_group
 from likeness_trainer.learn.update import ScoredTrajectory
+from likeness_trainer.learn.window import Window, window_of
 from likeness_trainer.preflight import Preflight, load_held_out
 from likeness_trainer.reward_link import GroupDroppedError, GroupScoring, RewardLink
-from likeness_trainer.run.checkpoint import load_checkpoint, save_checkpoint
+from likeness_trainer.run.checkpoint import Retention, load_checkpoint, save_checkpoint
 from likeness_trainer.run.export import export_run_lora
 from likeness_trainer.run.filmstrip import write_filmstrip
 from likeness_trainer.run.folder import RunFolder
@@ -39,6 +48,7 @@ from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.run.report import write_report
 from likeness_trainer.run.sampling import load_trained
 from likeness_trainer.run.stop_signals import StopSignals
+from likeness_trainer.wan.decoding import NonFiniteFramesError
 from likeness_trainer.wan.module import WanModule
 
 
@@ -61,8 +71,11 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
     evaluation = Evaluation(config, folder, link, model, ready.held_out, server.pack_name, progress)
     evaluation.before(start)
 
+    retention = Retention(config.keep_checkpoints, config.keep_every)
+
     def checkpoint(step: int) -> None:
-        save_checkpoint(folder.checkpoints, learner.checkpoint(step), config.keep_checkpoints)
+        state = learner.checkpoint(step)
+        save_checkpoint(folder.checkpoints, state, retention, server.model_fingerprint, dump_config(config))
 
     with (
         MetricsWriter(folder.path, resume_step=start if resume else None) as writer,
@@ -78,14 +91,20 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
             done = step + 1
             writer.write(metrics)
             report_step(done, metrics)
-            if done % config.checkpoint_every == 0 or done == config.steps or stop.requested:
+            if learner.skipped_in_a_row >= config.max_skipped_steps:
+                checkpoint(done - learner.skipped_in_a_row)
+                raise NonFiniteRunError(non_finite_message(folder, learner.skipped_in_a_row, done, metrics))
+            due = done % config.checkpoint_every == 0 and not learner.skipped_in_a_row
+            if due or done == config.steps or stop.requested:
                 checkpoint(done)
             stop.raise_if_requested(done, config.steps)
 
     export_run_lora(folder, config, server.model_fingerprint)
+    with learner.evaluated():
+        held_out = evaluation.after()
     summary = {
         "steps": config.steps, "seed": config.seed, "lora_checksum": learner.checksum(),
-        "reward_fingerprint": server.model_fingerprint, **evaluation.after(),
+        "reward_fingerprint": server.model_fingerprint, **held_out,
     }  # fmt: skip
     folder.write_summary(summary)
     write_report(folder.path)
@@ -104,31 +123,22 @@ def train_step(
 ) -> dict[str, Any]:
     """Makes one training step and returns its metrics; wall-clock values only under `seconds`."""
     clock = PhaseClock()
-    rows = rows_of_step(len(prompts), config.algorithm.groups_per_step, step, config.seed)
-    rollouts = [roll_out(config, step, place, model, prompts[row], link, clock) for place, row in enumerate(rows)]
-    if (step + 1) % config.checkpoint_every == 0:
+    algorithm = config.algorithm
+    rows = rows_of_step(len(prompts), algorithm.groups_per_step, step, config.seed)
+    window = window_of(model.schedule, algorithm.window, config.seed, step)
+    rollouts = [
+        roll_out(config, step, place, model, prompts[row], link, clock, window) for place, row in enumerate(rows)
+    ]
+    if (step + 1) % config.checkpoint_every == 0 and rollouts[0].preview is not None:
         write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", rollouts[0].preview)
-
-    batches: list[ScoredTrajectory] = []
-    rewards: list[list[VideoReward]] = []
-    dropped = equal = 0
-    for rollout in rollouts:
-        try:
-            with clock.phase("reward"):
-                group_rewards = rollout.group.results()
-        except GroupDroppedError:
-            dropped += 1
-            continue
-        rewards.append(group_rewards)
-        advantages = score_group(group_rewards, config.algorithm, config.reward.no_face_value)
-        equal += int(not advantages.any())
-        conditioning = rollout.prompt.conditioning.to(model.device)
-        batches += [ScoredTrajectory(t, conditioning, advantages[list(t.samples)]) for t in rollout.trajectories]
+    with clock.phase("reward"):
+        groups, fault = collect_rewards(rollouts, config)
+    batches, equal = ([], 0) if fault else scored_trajectories(groups, algorithm, model.device)
     with clock.phase("update"):
-        update = learner.update(batches, step) if batches else {}
+        update = learner.update(batches, step, fault)
     return {
-        "step": step + 1, **reward_metrics(rewards), "groups_dropped": dropped, "groups_without_variance": equal,
-        **update, "seconds": clock.seconds(),
+        "step": step + 1, **reward_metrics([group.rewards for group in groups], algorithm),
+        "groups_dropped": len(rollouts) - len(groups), "groups_without_variance": equal, **update, "seconds": clock.seconds(),
     }  # fmt: skip
 
 
@@ -139,8 +149,66 @@ class Rollout:
     prompt: PreparedPrompt
     group: GroupScoring
     trajectories: list[Trajectory]
-    preview: NDArray[np.uint8]
-    """Frames of the first sample, uint8 RGB [T, H, W, 3]."""
+    preview: NDArray[np.uint8] | None
+    """Frames of the first sample, uint8 RGB [T, H, W, 3]; None when the group has a fault."""
+    fault: str | None = None
+    """What of the sampled frames is not finite."""
+
+
+@dataclass(frozen=True)
+class RewardedGroup:
+    """A group whose rewards have all come and are finite."""
+
+    rollout: Rollout
+    rewards: list[VideoReward]
+    scores: GroupScores
+
+
+def collect_rewards(rollouts: list[Rollout], config: TrainConfig) -> tuple[list[RewardedGroup], str | None]:
+    """Waits for the rewards; returns the groups that have them, and what is not finite, named by its row, or None."""
+    groups: list[RewardedGroup] = []
+    faults = [rollout.fault for rollout in rollouts if rollout.fault is not None]
+    for rollout in rollouts:
+        if rollout.fault is not None:
+            continue
+        try:
+            rewards = rollout.group.results()
+        except GroupDroppedError:
+            continue
+        scores = group_scores(rewards, config.algorithm, config.reward.no_face_value)
+        broken = non_finite_component(scores)
+        if broken is None:
+            groups.append(RewardedGroup(rollout, rewards, scores))
+        else:
+            faults.append(f"the reward component {broken} of row {rollout.prompt.row} is not finite")
+    return groups, faults[0] if faults else None
+
+
+def scored_trajectories(
+    groups: list[RewardedGroup], algorithm: PolicyGradientConfig, device: torch.device
+) -> tuple[list[ScoredTrajectory], int]:
+    """Returns the trajectories with their advantages, and how many groups were left out because all rewards are equal."""
+    deviations = batch_deviations([group.scores for group in groups]) if groups and algorithm.scale == "batch" else None
+    batches: list[ScoredTrajectory] = []
+    without_variance = 0
+    for group in groups:
+        advantages = weighted_advantages(group.scores, algorithm, deviations)
+        if not advantages.any():
+            without_variance += 1
+            continue
+        conditioning = group.rollout.prompt.conditioning.to(device)
+        trajectories = group.rollout.trajectories
+        batches += [ScoredTrajectory(t, conditioning, advantages[list(t.samples)]) for t in trajectories]
+    return batches, without_variance
+
+
+def non_finite_message(folder: RunFolder, skipped: int, step: int, metrics: dict[str, Any]) -> str:
+    """Returns what is told when a run stops because nothing finite comes any more."""
+    return (
+        f"stopped after step {step}: {skipped} steps in a row were skipped, the last because "
+        f"{metrics['skipped_because']}. {folder.latest_checkpoint()} holds the adapters as the last finite step left "
+        "them; a lower optimizer.learning_rate or model.torch_dtype=float32 may help"
+    )
 
 
 def roll_out(
@@ -151,6 +219,7 @@ def roll_out(
     prompt: PreparedPrompt,
     link: RewardLink,
     clock: PhaseClock,
+    window: Window,
 ) -> Rollout:
     """Samples one group; each chunk of frames goes out as the VAE finishes it, while the next branch is computed."""
     algorithm = config.algorithm
@@ -164,7 +233,7 @@ def roll_out(
 
     conditioning = prompt.conditioning.to(model.device)
     seed = (config.seed, "rollout", step, place)
-    batches = sample_group(model, conditioning, algorithm.group_size, algorithm.branch_batch, seed)
+    batches = sample_group(model, conditioning, algorithm.group_size, algorithm.branch_batch, seed, window)
     trajectories: list[Trajectory] = []
     while True:
         with clock.phase("sample"):
@@ -173,16 +242,20 @@ def roll_out(
             return Rollout(prompt, group, trajectories, np.concatenate(preview))
         trajectory, latents = batch
         trajectories.append(trajectory)
-        with clock.phase("decode"):
-            send_decoded(model, latents, trajectory.samples, send)
+        try:
+            with clock.phase("decode"):
+                send_decoded(model, latents, trajectory.samples, send)
+        except NonFiniteFramesError as error:
+            group.abandon()
+            return Rollout(prompt, group, trajectories, None, f"row {prompt.row}: {error}")
 
 
-def reward_metrics(rewards: list[list[VideoReward]]) -> dict[str, float | None]:
+def reward_metrics(rewards: list[list[VideoReward]], algorithm: PolicyGradientConfig) -> dict[str, float | None]:
     """Returns means over all videos of a step, and the spread inside the groups; None when every group was dropped."""
     videos = [reward for group in rewards for reward in group]
     if not videos:
         return {"reward": None, "reward_std_in_group": None, "coverage": None}
-    values = [[reward.value for reward in group] for group in rewards]
+    values = [[weighted_value(reward, algorithm) for reward in group] for group in rewards]
     names = [component.name for component in videos[0].components]
     components = {f"reward/{name}": float(np.mean([video.component(name) for video in videos])) for name in names}
     return {

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 from likeness_trainer.config import OptimizerConfig
 from likeness_trainer.errors import RunFolderError
+from likeness_trainer.learn.ema import AdapterAverage
+from likeness_trainer.learn.kl_controller import adapted_kl_weight
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.update import ScoredTrajectory, UpdateStatistics, accumulate_gradients
-from likeness_trainer.run.checkpoint import Checkpoint
+from likeness_trainer.run.checkpoint import Checkpoint, LearnerState
 from likeness_trainer.wan import lora
 from likeness_trainer.wan.module import WanModule
 
@@ -28,23 +33,42 @@ class Learner:
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
         )
+        self.average = None if config.ema_decay is None else AdapterAverage(model, config.ema_decay)
+        self.kl_weight = algorithm.kl_weight
+        self.skipped_in_a_row = 0
 
-    def update(self, batches: list[ScoredTrajectory], step: int) -> dict[str, float]:
-        """Makes the optimizer updates of one training step and returns their metrics."""
+    def update(self, batches: list[ScoredTrajectory], step: int, fault: str | None = None) -> dict[str, Any]:
+        """Makes the optimizer updates of one training step and returns their metrics.
+
+        A loss or gradient that is not finite moves nothing: the step counts as skipped.
+
+        Args:
+            batches: empty when no group is left to learn from; nothing moves then.
+            fault: what was not finite before the update, for example a reward; the step is skipped.
+        """
+        if fault is not None:
+            return self._skip(fault)
+        if not batches:
+            return {"skipped": 0}
         learning_rate = self.config.learning_rate * min(1.0, (step + 1) / max(self.config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        algorithm = self.algorithm.model_copy(update={"kl_weight": self.kl_weight})
         statistics: list[UpdateStatistics] = []
-        norms = []
+        norms: list[float] = []
         for _ in range(self.algorithm.updates_per_rollout):
             self.optimizer.zero_grad(set_to_none=True)
-            statistics.append(accumulate_gradients(self.model, batches, self.algorithm))
-            norm = torch.nn.utils.clip_grad_norm_(
-                self.model.lora_parameters(), self.config.max_grad_norm, error_if_nonfinite=True
-            )
+            statistics.append(accumulate_gradients(self.model, batches, algorithm))
+            norm = torch.nn.utils.clip_grad_norm_(self.model.lora_parameters(), self.config.max_grad_norm)
             norms.append(float(norm))
+            fault = self._non_finite(statistics[-1].loss, norms[-1])
+            if fault is not None:
+                return self._skip(fault)
             self.optimizer.step()
-        return {
+            if self.average is not None:
+                self.average.update()
+        self.skipped_in_a_row = 0
+        metrics: dict[str, Any] = {
             "loss": statistics[0].loss,
             "kl": statistics[-1].kl,
             "ratio_deviation_first": statistics[0].ratio_deviation,
@@ -52,7 +76,34 @@ class Learner:
             "clip_fraction": statistics[-1].clip_fraction,
             "grad_norm": sum(norms) / len(norms),
             "learning_rate": learning_rate,
+            "skipped": 0,
         }
+        if self.algorithm.kl_target is not None:
+            metrics["kl_weight"] = self.kl_weight
+            self.kl_weight = adapted_kl_weight(self.kl_weight, statistics[-1].kl, self.algorithm.kl_target)
+        return metrics
+
+    def _non_finite(self, loss: float, norm: float) -> str | None:
+        """Returns what of an accumulation is NaN or infinite, or None."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if math.isfinite(norm):
+            return None
+        for name in self.model.trained_experts:
+            expert = getattr(self.model.pipe, name)
+            for parameter_name, parameter in expert.named_parameters():
+                if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+                    return f"the gradient of {name}.{parameter_name} is not finite"
+        return f"the gradient norm is {norm}"
+
+    def _skip(self, fault: str) -> dict[str, Any]:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.skipped_in_a_row += 1
+        return {"skipped": 1, "skipped_because": fault}
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Inside, the model has the adapters that are evaluated and exported: the average when there is one."""
+        return nullcontext() if self.average is None else self.average.applied()
 
     def checksum(self) -> str:
         """Returns one SHA-256 over the adapters of every trained expert."""
@@ -63,7 +114,9 @@ class Learner:
         """Returns the state after `step` optimizer steps."""
         adapters = {name: lora.lora_state(getattr(self.model.pipe, name)) for name in self.model.trained_experts}
         labels = {name: self.model.expert_label(name) for name in adapters}
-        return Checkpoint(step, adapters, self.optimizer.state_dict(), self.checksum(), labels)
+        state = LearnerState(self.kl_weight, self.skipped_in_a_row, self.average.num_updates if self.average else 0)
+        average = self.average.state() if self.average else {}
+        return Checkpoint(step, adapters, self.optimizer.state_dict(), self.checksum(), labels, state, average)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes the state of a checkpoint; raises RunFolderError when it is of another model or was damaged."""
@@ -76,3 +129,6 @@ class Learner:
         self.optimizer.load_state_dict(checkpoint.optimizer)
         if self.checksum() != checkpoint.checksum:
             raise RunFolderError("the adapters of the checkpoint do not have the checksum they were saved with")
+        self.kl_weight, self.skipped_in_a_row = checkpoint.state.kl_weight, checkpoint.state.skipped_in_a_row
+        if self.average is not None:
+            self.average.restore(checkpoint.average, checkpoint.state.average_updates)

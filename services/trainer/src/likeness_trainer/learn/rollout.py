@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from likeness_trainer.learn.seeds import gaussian_noise
-from likeness_trainer.learn.stochastic_step import cps_mean_and_std, euler_step, gaussian_log_prob, predict_video
+from likeness_trainer.learn.stochastic_step import (
+    euler_step,
+    gaussian_log_prob,
+    next_latents_distribution,
+    predict_video,
+)
+from likeness_trainer.learn.window import Window, whole_window
 from likeness_trainer.wan.module import Conditioning, WanModule
 
 FrameSink = Callable[[int, int, NDArray[np.uint8]], None]
@@ -24,62 +30,87 @@ class Trajectory:
 
     samples: range
     """Indices of the branches in their group."""
+    window: Window
     inputs: list[Tensor]
-    """Latents [B, C, T, h, w] entering each step of the window; one longer than `old_log_prob`."""
+    """Latents [B, C, T, h, w] entering each stochastic step, and those after the last of them."""
+    old_mean: list[Tensor]
+    """Mean [B, C, T, h, w] of the latents after each stochastic step when it was sampled."""
     old_log_prob: list[Tensor]
     """Log-density [B, T] of each stochastic step when it was sampled."""
 
 
 @torch.no_grad()
-def run_prefix(model: WanModule, conditioning: Conditioning, noise: Tensor) -> Tensor:
-    """Returns the latents [B, C, T, h, w] at the start of the window, from noise of the same shape."""
+def run_prefix(model: WanModule, conditioning: Conditioning, noise: Tensor, num_steps: int | None = None) -> Tensor:
+    """Returns the latents [B, C, T, h, w] after the steps that a group shares, from noise of the same shape.
+
+    Args:
+        num_steps: how many; those before the configured window when not given.
+    """
     latents = noise.to(model.device)
-    for step in model.schedule.prefix:
+    for step in range(model.schedule.mid if num_steps is None else num_steps):
         latents = ode_step(model, latents, step, conditioning)
     return latents
 
 
 @torch.no_grad()
 def run_branches(
-    model: WanModule, conditioning: Conditioning, start: Tensor, branch_noise: Tensor, samples: range
+    model: WanModule,
+    conditioning: Conditioning,
+    start: Tensor,
+    branch_noise: Tensor,
+    samples: range,
+    window: Window | None = None,
 ) -> tuple[Trajectory, Tensor]:
     """Returns the trajectory of a batch of branches and their final latents [B, C, T, h, w].
 
     Args:
-        start: latents [1, C, T, h, w] shared by the group.
+        start: latents [1, C, T, h, w] shared by the group, those that enter the window's first step.
         branch_noise: float32 [S, B, C, T, h, w], standard normal, one slice a stochastic step.
+        window: the configured window when not given.
     """
-    sigmas = model.schedule.sigmas
+    window = window or whole_window(model.schedule)
+    sigmas, sampler = model.schedule.sigmas, model.sampler
     latents = start.expand(branch_noise.shape[1], *start.shape[1:]).contiguous()
-    inputs, log_probs = [latents], []
-    for index, step in enumerate(model.schedule.stochastic_steps):
+    trajectory = Trajectory(samples, window, [latents], [], [])
+    for step, noise in zip(window.stochastic, branch_noise, strict=True):
         velocity = model.velocity(latents, step, conditioning)
-        mean, std = cps_mean_and_std(latents, velocity, sigmas[step], sigmas[step + 1], model.sampler.noise_level)
-        latents = mean + std * branch_noise[index].to(mean)
-        log_probs.append(gaussian_log_prob(latents, mean, std))
+        mean, std = next_latents_distribution(
+            sampler.stochastic_step, latents, velocity, sigmas, step, sampler.noise_level
+        )
+        latents = mean + std * noise.to(mean)
+        trajectory.old_mean.append(mean)
+        trajectory.old_log_prob.append(gaussian_log_prob(latents, mean, std))
         latents = keep_first_frame(latents, conditioning)
-        inputs.append(latents)
+        trajectory.inputs.append(latents)
     final = model.schedule.final
+    for step in range(window.stochastic[-1] + 1, final):
+        latents = ode_step(model, latents, step, conditioning)
     video = predict_video(latents, model.velocity(latents, final, conditioning), sigmas[final])
-    return Trajectory(samples, inputs, log_probs), keep_first_frame(video, conditioning)
+    return trajectory, keep_first_frame(video, conditioning)
 
 
 def sample_group(
-    model: WanModule, conditioning: Conditioning, group_size: int, branch_batch: int, seed: tuple[int | str, ...]
+    model: WanModule,
+    conditioning: Conditioning,
+    group_size: int,
+    branch_batch: int,
+    seed: tuple[int | str, ...],
+    window: Window | None = None,
 ) -> Iterator[tuple[Trajectory, Tensor]]:
     """Yields (trajectory, final latents [B, C, T, h, w]) of each batch of branches; the next is computed on demand.
 
     Args:
         conditioning: on the model's device.
         seed: what the noise depends on, for example (run seed, step, prompt index).
+        window: the configured window when not given.
     """
+    window = window or whole_window(model.schedule)
     shape = conditioning.latent_shape
-    start = run_prefix(model, conditioning, gaussian_noise((1, *shape), *seed, "prefix"))
-    num_stochastic = len(model.schedule.stochastic_steps)
+    start = run_prefix(model, conditioning, gaussian_noise((1, *shape), *seed, "prefix"), window.start)
     for first in range(0, group_size, branch_batch):
         samples = range(first, min(first + branch_batch, group_size))
-        noise = torch.stack([gaussian_noise((num_stochastic, *shape), *seed, "branch", g) for g in samples], dim=1)
-        yield run_branches(model, conditioning, start, noise, samples)
+        noise = [gaussian_noise((len(window.stochastic), *shape), *seed, "branch", g) for g in samples]
+        yield run_branches(model, conditioning, start, torch.stack(noise, dim=1), samples, window)
 
 
 def send_decoded(model: WanModule, video_latents: Tensor, samples: range, sink: FrameSink) -> None:

@@ -1,11 +1,14 @@
-"""One stochastic step of the sampling chain and its log-density: coefficients-preserving sampling (CPS)."""
+"""One stochastic step of the sampling chain and its log-density: CPS or Flow-SDE."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from likeness_trainer.wan.sampler_config import StepKind
 
 
 def euler_step(latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float) -> Tensor:
@@ -36,6 +39,43 @@ def cps_mean_and_std(
     std = sigma_next * math.sin(noise_level * math.pi / 2.0)
     mean = (1.0 - sigma_next) * video + math.sqrt(sigma_next**2 - std**2) * noise
     return mean, std
+
+
+def flow_sde_mean_and_std(
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float, largest_sigma: float
+) -> tuple[Tensor, float]:
+    """Returns mean and standard deviation of the next latents under the SDE that shares the flow's marginals.
+
+    With ``D = s' - s`` and ``h = a sqrt(s / (1 - s))``: mean ``x (1 + h^2 D / (2 s)) + v (1 + h^2 (1 - s) / (2 s)) D``
+    and standard deviation ``h sqrt(-D)`` (Eq. 9 of Flow-GRPO, arXiv 2505.05470). One Euler-Maruyama step leaves more
+    noise than the schedule says, and it is not deterministic at ``s' = 0``: the last step must be an `euler_step`.
+
+    Args:
+        latents, velocity: float32 [B, C, T, h, w].
+        noise_level: ``a`` in (0, 1].
+        largest_sigma: noise level of step 1, which stands for ``s`` in the denominator of ``h`` at pure noise (s = 1).
+    """
+    delta = sigma_next - sigma
+    h_squared = noise_level**2 * sigma / (1.0 - min(sigma, largest_sigma))
+    drift = latents * (1.0 + h_squared * delta / (2.0 * sigma))
+    mean = drift + velocity * ((1.0 + h_squared * (1.0 - sigma) / (2.0 * sigma)) * delta)
+    return mean, math.sqrt(h_squared * -delta)
+
+
+def next_latents_distribution(
+    kind: StepKind, latents: Tensor, velocity: Tensor, sigmas: Sequence[float], step: int, noise_level: float
+) -> tuple[Tensor, float]:
+    """Returns mean and standard deviation of the latents after a stochastic step of the chain.
+
+    Args:
+        latents, velocity: float32 [B, C, T, h, w].
+        sigmas: noise levels of the whole chain, from 1 down to 0.
+        step: index of the step that goes from ``sigmas[step]`` to ``sigmas[step + 1]``.
+    """
+    sigma, sigma_next = sigmas[step], sigmas[step + 1]
+    if kind == "cps":
+        return cps_mean_and_std(latents, velocity, sigma, sigma_next, noise_level)
+    return flow_sde_mean_and_std(latents, velocity, sigma, sigma_next, noise_level, largest_sigma=sigmas[1])
 
 
 def gaussian_log_prob(sample: Tensor, mean: Tensor, std: float) -> Tensor:

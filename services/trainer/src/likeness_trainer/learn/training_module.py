@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from likeness_reward.domain import IdentityTemplate, ScoreOptions, VideoReward
-from likeness_trainer.learn.advantage import group_advantages, latent_frame_scores
+from likeness_trainer.learn.credit import group_scores, weighted_advantages
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.rollout import sample_group, send_decoded
 from likeness_trainer.learn.update import ScoredTrajectory, objective_terms
@@ -53,6 +53,8 @@ class ModuleOptions(BaseModel):
     """Time shift of the schedule."""
     boundary: float = 0.9
     """Noise level between the two experts: 0.9 for I2V, 0.875 for T2V."""
+    stochastic_step: str = "cps"
+    """`cps` or `flow_sde`."""
     noise_level: float = 0.7
     """Fresh noise in the stochastic steps."""
     group_size: int = 4
@@ -61,6 +63,12 @@ class ModuleOptions(BaseModel):
     """Samples evaluated at once."""
     credit: str = "latent_frame"
     """`video` or `latent_frame`."""
+    reward_weights: dict[str, float] = {"identity": 1.0}
+    """Components of the reward and their weights."""
+    baseline: str = "mean"
+    """`mean` or `leave_one_out`."""
+    ratio: str = "standard"
+    """`standard` or `guard`."""
     clip_range: float = 1e-3
     """Clip range of the ratio."""
     kl_weight: float = 0.01
@@ -170,7 +178,9 @@ class WanTrainingModule(WanModule):
             trajectories.append(trajectory)
             send_decoded(self, latents, trajectory.samples, keep)
         rewards = [self.scorer.score(video, identity, self.score_options) for video in videos]
-        advantages = score_group(rewards, self.algorithm, self.options.no_face_value)
+        advantages = weighted_advantages(
+            group_scores(rewards, self.algorithm, self.options.no_face_value), self.algorithm
+        )
         batches = [
             ScoredTrajectory(trajectory, conditioning, advantages[list(trajectory.samples)])
             for trajectory in trajectories
@@ -181,21 +191,6 @@ class WanTrainingModule(WanModule):
             loss, kl_loss = loss + term, kl_loss + kl
         face_score = torch.tensor([reward.value for reward in rewards], device=self.device).mean()
         return loss, face_score, kl_loss
-
-
-def score_group(rewards: list[VideoReward], algorithm: PolicyGradientConfig, no_face_value: float) -> Tensor:
-    """Returns the advantages of a group, float32 [G, T_latent], from rewards with their frames."""
-    frame_scores = np.array(
-        [[no_face_value if s is None else s for s in reward.similarities] for reward in rewards], np.float64
-    )
-    per_latent_frame = latent_frame_scores(frame_scores)
-    if algorithm.credit == "latent_frame":
-        advantages = group_advantages(per_latent_frame, algorithm.advantage_clip)
-    else:
-        values = np.array([reward.value for reward in rewards], np.float64)
-        column = group_advantages(values, algorithm.advantage_clip)
-        advantages = np.repeat(column[:, None], per_latent_frame.shape[1], axis=1)
-    return torch.from_numpy(advantages.astype(np.float32))
 
 
 def open_scorer(reward_model_path: str | None) -> RewardScorer:

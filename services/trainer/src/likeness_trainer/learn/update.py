@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from likeness_trainer.learn.policy_gradient import PolicyGradientConfig, clipped_policy_loss
+from likeness_trainer.learn.policy_gradient import (
+    PolicyGradientConfig,
+    clipped_policy_loss,
+    guard_log_ratio,
+    standard_log_ratio,
+)
 from likeness_trainer.learn.rollout import Trajectory
-from likeness_trainer.learn.stochastic_step import cps_mean_and_std, gaussian_log_prob, velocity_kl
+from likeness_trainer.learn.stochastic_step import gaussian_log_prob, next_latents_distribution, velocity_kl
 from likeness_trainer.wan.module import Conditioning, WanModule
 
 
@@ -58,25 +63,28 @@ class UpdateStatistics:
 
 def step_terms(model: WanModule, scored: ScoredTrajectory, index: int, config: PolicyGradientConfig) -> StepTerms:
     """Returns the objective's terms of the window's step number `index`, with their graph."""
-    step = model.schedule.window[index]
-    stochastic = index < len(model.schedule.stochastic_steps)
     trajectory, conditioning = scored.trajectory, scored.conditioning
+    step = trajectory.window.trained[index]
     latents = trajectory.inputs[index]
     velocity = model.velocity(latents, step, conditioning)
     kl = velocity.new_zeros(())
     if config.kl_weight > 0:
         reference = model.reference_velocity(latents, step, conditioning)
         kl = velocity_kl(velocity, reference, model.schedule.sigmas[step]).mean()
-    if not stochastic:
+    if step not in trajectory.window.stochastic:
         return StepTerms(velocity.new_zeros(()), kl)
-    sigma, sigma_next = model.schedule.sigmas[step], model.schedule.sigmas[step + 1]
-    mean, std = cps_mean_and_std(latents, velocity, sigma, sigma_next, model.sampler.noise_level)
-    free = slice(None) if conditioning.first_frame_latents is None else slice(1, None)
-    # The sampled latents: frames that the model holds fixed carry no decision and are left out.
-    log_prob = gaussian_log_prob(trajectory.inputs[index + 1], mean, std)[:, free]
-    loss = clipped_policy_loss(
-        log_prob, trajectory.old_log_prob[index][:, free], scored.advantages[:, free].to(log_prob), config.clip_range
+    sampler = model.sampler
+    mean, std = next_latents_distribution(
+        sampler.stochastic_step, latents, velocity, model.schedule.sigmas, step, sampler.noise_level
     )
+    log_prob, old_log_prob = gaussian_log_prob(trajectory.inputs[index + 1], mean, std), trajectory.old_log_prob[index]
+    if config.ratio == "guard":
+        log_ratio = guard_log_ratio(log_prob, old_log_prob, mean, trajectory.old_mean[index], std)
+    else:
+        log_ratio = standard_log_ratio(log_prob, old_log_prob)
+    # Latent frames that the model holds fixed carry no decision and are left out.
+    free = slice(None) if conditioning.first_frame_latents is None else slice(1, None)
+    loss = clipped_policy_loss(log_ratio[:, free], scored.advantages[:, free].to(log_ratio), config.clip_range)
     return StepTerms(loss.loss, kl, loss.ratio, loss.clipped)
 
 
@@ -85,16 +93,16 @@ def objective_terms(
 ) -> Iterator[tuple[Tensor, Tensor, StepTerms]]:
     """Yields (weighted loss, weighted KL, terms) of every batch and step; the sums are the objective and the mean KL.
 
-    The policy term is a mean over samples and stochastic steps, the KL a mean over samples and all window steps.
+    The policy term is a mean over samples and stochastic steps, the KL a mean over samples and all trained steps.
     """
     num_samples = sum(len(batch.trajectory.samples) for batch in batches)
-    num_stochastic, num_window = len(model.schedule.stochastic_steps), len(model.schedule.window)
-    last = num_window if config.kl_weight > 0 else num_stochastic
     for batch in batches:
         share = len(batch.trajectory.samples) / num_samples
-        for index in range(last):
+        window = batch.trajectory.window
+        num_stochastic, num_trained = len(window.stochastic), len(window.trained)
+        for index in range(num_trained if config.kl_weight > 0 else num_stochastic):
             terms = step_terms(model, batch, index, config)
-            kl = terms.kl * share / num_window
+            kl = terms.kl * share / num_trained
             yield terms.policy_loss * share / num_stochastic + config.kl_weight * kl, kl, terms
 
 

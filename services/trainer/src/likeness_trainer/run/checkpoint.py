@@ -1,7 +1,8 @@
 """Checkpoints that are either complete or absent, and the state that makes a resumed run equal the undisturbed one.
 
 All noise and the data order follow from (seed, step), so a checkpoint holds only: the step, the adapters of every
-trained expert, and the optimizer.
+trained expert with their average, the optimizer, the few numbers that the learner adapts, and what the run stood on:
+its resolved recipe and the fingerprint of the reward's models.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,23 @@ from safetensors.torch import load_file, save_file
 from likeness_trainer.errors import RunFolderError
 
 STATE_FILE = "state.json"
+CONFIG_FILE = "config.yaml"
 ADAPTER_FILE = "adapter_model.safetensors"
+AVERAGE_FILE = "adapter_average.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
 _NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """Numbers that change as the run goes."""
+
+    kl_weight: float
+    """Weight of the divergence for the next step."""
+    skipped_in_a_row: int
+    """Steps since the last finite update."""
+    average_updates: int
+    """Updates that the average of the adapters has seen."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +54,40 @@ class Checkpoint:
     """SHA-256 of the adapters when they were saved."""
     labels: dict[str, str]
     """Expert name to the name under which its LoRA is published."""
+    state: LearnerState
+    average: dict[str, dict[str, torch.Tensor]]
+    """Expert name to the average of its adapter; empty when none is kept."""
+
+    @property
+    def published(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The adapters that are evaluated and exported: the average when there is one."""
+        return self.average or self.adapters
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay."""
+
+    newest: int
+    """So many of the newest."""
+    every: int | None = None
+    """And each whose step is a multiple of this."""
+
+    def outdated(self, steps: list[int]) -> list[int]:
+        """Returns the steps, of those given oldest first, whose checkpoints go."""
+        return [step for step in steps[: -self.newest] if self.every is None or step % self.every]
+
+
+def save_checkpoint(
+    folder: Path, checkpoint: Checkpoint, retention: Retention, reward_fingerprint: str = "", config_text: str = ""
+) -> Path:
     """Writes folder/step-NNNNNN and returns it; a kill at any moment leaves the previous checkpoints whole.
 
     Args:
         folder: the run's checkpoints folder.
-        keep: newest checkpoints to keep.
+        retention: which of the older checkpoints stay.
+        reward_fingerprint: of the models that gave the rewards.
+        config_text: the resolved recipe, YAML.
     """
     target = folder / f"step-{checkpoint.step:06d}"
     temporary = folder / f".step-{checkpoint.step:06d}.partial"
@@ -55,23 +96,42 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     for expert, state in checkpoint.adapters.items():
         (temporary / expert).mkdir()
         save_file(state, temporary / expert / ADAPTER_FILE)
+    for expert, state in checkpoint.average.items():
+        save_file(state, temporary / expert / AVERAGE_FILE)
     torch.save(checkpoint.optimizer, temporary / OPTIMIZER_FILE)
-    state_text = json.dumps({"step": checkpoint.step, "checksum": checkpoint.checksum, "experts": checkpoint.labels})
-    (temporary / STATE_FILE).write_text(state_text, encoding="utf-8")
+    (temporary / CONFIG_FILE).write_text(config_text, encoding="utf-8")
+    document = {
+        "step": checkpoint.step, "checksum": checkpoint.checksum, "experts": checkpoint.labels,
+        "reward_fingerprint": reward_fingerprint, "learner": asdict(checkpoint.state),
+    }  # fmt: skip
+    (temporary / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
     for file in sorted(temporary.rglob("*")):
         _fsync(file)
     shutil.rmtree(target, ignore_errors=True)
     os.replace(temporary, target)
     _fsync(folder)
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+    for step in retention.outdated([step_of(path) for path in list_checkpoints(folder)]):
+        shutil.rmtree(folder / f"step-{step:06d}")
     return target
+
+
+def step_of(path: Path) -> int:
+    """Returns the step of a checkpoint folder."""
+    return int(path.name.removeprefix("step-"))
+
+
+def reward_fingerprint_of(path: Path) -> str:
+    """Returns the fingerprint of the models that gave the rewards of a checkpoint; raises RunFolderError."""
+    try:
+        return str(json.loads((path / STATE_FILE).read_text(encoding="utf-8"))["reward_fingerprint"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunFolderError(f"checkpoint {path} cannot be read: {error!r}") from error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the complete checkpoints of a run, oldest first."""
     found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and (path / STATE_FILE).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -79,8 +139,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         adapters = {expert: load_file(path / expert / ADAPTER_FILE) for expert in state["experts"]}
+        files = {expert: path / expert / AVERAGE_FILE for expert in state["experts"]}
+        average = {expert: load_file(file) for expert, file in files.items() if file.is_file()}
         optimizer = torch.load(path / OPTIMIZER_FILE, weights_only=True)
-        return Checkpoint(state["step"], adapters, optimizer, state["checksum"], state["experts"])
+        learner = LearnerState(**state["learner"])
+        return Checkpoint(state["step"], adapters, optimizer, state["checksum"], state["experts"], learner, average)
     except Exception as error:
         raise RunFolderError(f"checkpoint {path} cannot be read: {error}") from error
 

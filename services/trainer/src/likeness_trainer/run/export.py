@@ -35,7 +35,7 @@ def export_run_lora(
     target = output or folder.lora
     created = datetime.fromtimestamp(source.stat().st_mtime, UTC).date()
     written: list[Path] = []
-    for expert, tensors in state.adapters.items():
+    for expert, tensors in state.published.items():
         label = state.labels[expert]
         rank = config.model.lora_rank
         weights = AdapterWeights(tensors, rank, config.model.lora_alpha or rank)

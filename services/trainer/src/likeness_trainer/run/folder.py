@@ -14,7 +14,10 @@ from likeness_trainer.config import TrainConfig, dump_config
 from likeness_trainer.errors import RunFolderError
 from likeness_trainer.run.checkpoint import list_checkpoints
 
-EXTENDABLE = ("steps", "checkpoint_every", "keep_checkpoints", "threads", "reward", "evaluation", "run_dir")
+EXTENDABLE = (
+    "steps", "checkpoint_every", "keep_checkpoints", "keep_every", "max_skipped_steps", "threads", "reward",
+    "evaluation", "run_dir",
+)  # fmt: skip
 """Settings that may differ when a run is resumed: they do not change what the steps already done have made."""
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+StepKind = Literal["cps", "flow_sde"]
 
 
 class SamplerConfig(BaseModel):
@@ -20,8 +24,11 @@ class SamplerConfig(BaseModel):
     """Time shift of the schedule; 5 is what Wan uses."""
     boundary: float = Field(0.9, ge=0, le=1)
     """Noise level below which a two-expert model uses its low-noise expert: 0.9 for I2V, 0.875 for T2V."""
+    stochastic_step: StepKind = "cps"
+    """How noise enters the steps of the window: `cps` keeps the schedule's amounts of video and noise, `flow_sde` is
+    the SDE of Flow-GRPO."""
     noise_level: float = Field(0.7, gt=0, le=1)
-    """Amount of fresh noise in the stochastic steps of the window, `a` in coefficients-preserving sampling."""
+    """Amount of fresh noise in the stochastic steps of the window, `a` in both kinds of step."""
 
     @model_validator(mode="after")
     def _window_lies_inside_the_chain(self) -> SamplerConfig:
