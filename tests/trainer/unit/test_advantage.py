@@ -38,3 +38,17 @@ def test_advantages_are_clipped() -> None:
 def test_what_cannot_be_compared_is_refused(scores: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         group_advantages(np.array(scores))
+
+
+def test_leaving_the_sample_out_compares_it_with_the_mean_of_the_others() -> None:
+    scores = np.array([0.1, 0.5, 0.3, 0.9])
+    others = np.array([np.delete(scores, index).mean() for index in range(4)])
+    advantages = group_advantages(scores, baseline="leave_one_out", std=np.array(1.0))
+    np.testing.assert_allclose(advantages, (scores - others) / (1.0 + 1e-4))
+
+
+def test_a_given_deviation_keeps_the_sizes_of_groups_apart() -> None:
+    narrow, wide = np.array([[0.50], [0.51]]), np.array([[0.0], [1.0]])
+    std = np.concatenate([narrow, wide]).std(axis=0)
+    assert group_advantages(narrow, std=std)[1] == pytest.approx(group_advantages(wide, std=std)[1] / 100)
+    assert group_advantages(narrow)[1] == pytest.approx(group_advantages(wide)[1], rel=0.05)

@@ -136,9 +136,10 @@ def train_step(
     batches, equal = ([], 0) if fault else scored_trajectories(groups, algorithm, model.device)
     with clock.phase("update"):
         update = learner.update(batches, step, fault)
+    rewards = [group.rewards for group in groups]
     return {
-        "step": step + 1, **reward_metrics([group.rewards for group in groups], algorithm),
-        "groups_dropped": len(rollouts) - len(groups), "groups_without_variance": equal, **update, "seconds": clock.seconds(),
+        "step": step + 1, **reward_metrics(rewards, algorithm), "groups_dropped": len(rollouts) - len(groups),
+        "groups_without_variance": equal, **update, "seconds": clock.seconds(),
     }  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def collect_rewards(rollouts: list[Rollout], config: TrainConfig) -> tuple[list[
 def scored_trajectories(
     groups: list[RewardedGroup], algorithm: PolicyGradientConfig, device: torch.device
 ) -> tuple[list[ScoredTrajectory], int]:
-    """Returns the trajectories with their advantages, and how many groups were left out because all rewards are equal."""
+    """Returns the trajectories with their advantages, and how many groups were left out: their rewards are equal."""
     deviations = batch_deviations([group.scores for group in groups]) if groups and algorithm.scale == "batch" else None
     batches: list[ScoredTrajectory] = []
     without_variance = 0
