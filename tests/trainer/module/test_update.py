@@ -20,11 +20,62 @@ def gradients(module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in module.lora_parameters()]
 
 
-@pytest.mark.parametrize("branch_batch", [1, 2, 4])
-def test_every_ratio_is_exactly_1_before_the_first_update(module, conditioning, branch_batch) -> None:
-    statistics = accumulate_gradients(module, scored(module, conditioning, branch_batch), PolicyGradientConfig())
+@pytest.mark.parametrize("ratio", ["standard", "guard"])
+@pytest.mark.parametrize("kind", ["cps", "flow_sde"])
+@pytest.mark.parametrize("branch_batch", [1, 3])
+def test_every_ratio_is_exactly_1_before_the_first_update(
+    module, conditioning, branch_batch, kind, ratio, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "sampler", module.sampler.model_copy(update={"stochastic_step": kind}))
+    config = PolicyGradientConfig(ratio=ratio)
+    statistics = accumulate_gradients(module, scored(module, conditioning, branch_batch), config)
+    assert len(statistics.ratios) == 3 * len(range(0, 4, branch_batch))
     assert statistics.ratio_deviation == 0.0
     assert statistics.clip_fraction == 0.0
+
+
+@pytest.mark.parametrize("ratio", ["standard", "guard"])
+def test_ratios_leave_1_once_the_adapters_have_moved(module, conditioning, ratio) -> None:
+    batches = scored(module, conditioning)
+    with torch.no_grad():
+        for parameter in module.lora_parameters():
+            parameter *= 1.1
+    assert accumulate_gradients(module, batches, PolicyGradientConfig(ratio=ratio)).ratio_deviation > 0.0
+
+
+def peak_bytes_saved_for_backward(model, conditioning, config) -> int:
+    """Returns the most memory that graphs held at once during an update, measured."""
+    batches = [
+        ScoredTrajectory(trajectory, conditioning, torch.ones(2, 3))
+        for trajectory, _ in sample_group(model, conditioning, 2, 2, ("memory",))
+    ]
+    held = peak = 0
+
+    class Saved:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            nonlocal held, peak
+            self.tensor = tensor
+            held += tensor.nbytes
+            peak = max(peak, held)
+
+        def __del__(self) -> None:
+            nonlocal held
+            held -= self.tensor.nbytes
+
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        accumulate_gradients(model, batches, config)
+    assert held == 0
+    return peak
+
+
+def test_the_memory_of_the_update_does_not_grow_with_the_window(make_module, conditioning) -> None:
+    config = PolicyGradientConfig(kl_weight=0.1)
+    short, long = (
+        peak_bytes_saved_for_backward(make_module({"mid_timestep": mid, "final_timestep": 7}), conditioning, config)
+        for mid in (6, 3)
+    )
+    assert short > 1_000_000
+    assert long == pytest.approx(short, rel=0.02)
 
 
 def test_gradients_reach_the_adapters_and_nothing_else(module, conditioning) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from likeness_trainer.config import OptimizerConfig
 from likeness_trainer.errors import RunFolderError
@@ -59,11 +60,13 @@ class Learner:
         for _ in range(self.algorithm.updates_per_rollout):
             self.optimizer.zero_grad(set_to_none=True)
             statistics.append(accumulate_gradients(self.model, batches, algorithm))
-            norm = torch.nn.utils.clip_grad_norm_(self.model.lora_parameters(), self.config.max_grad_norm)
-            norms.append(float(norm))
+            parameters = self.model.lora_parameters()
+            norm = get_total_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
+            norms.append(norm.item())
             fault = self._non_finite(statistics[-1].loss, norms[-1])
             if fault is not None:
                 return self._skip(fault)
+            clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
             self.optimizer.step()
             if self.average is not None:
                 self.average.update()
