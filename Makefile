@@ -3,7 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
-PACKAGES := -e proto -e "services/reward[server]" -e "services/trainer[embedded]" -e "toyworld[model,pack]"
+TRITON := .venv/triton
+PACKAGES := -e proto -e "services/reward[server,triton]" -e "services/trainer[embedded]" -e "toyworld[model,pack]"
 
 .PHONY: setup demo test lint bench clean
 
@@ -19,7 +20,12 @@ $(STAMP): constraints.txt requirements-dev.txt proto/pyproject.toml $(shell find
 demo: setup  ## train the toy world end to end and compare held-out people before and after
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/likeness-trainer demo $(DEMO_ARGS)
 
-test: setup  ## run every test
+# Triton for the tests: its wheel needs a numpy of its own. Without it, those tests are skipped.
+$(TRITON)/.complete: requirements-triton.txt
+	$(PYTHON) -m venv $(TRITON) && $(TRITON)/bin/pip install --quiet --no-deps --requirement requirements-triton.txt && touch $@ \
+		|| echo "cannot install Triton from requirements-triton.txt: its tests will be skipped"
+
+test: setup $(TRITON)/.complete  ## run every test
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest $(TEST_ARGS)
 
 lint: setup  ## style, types and the contract

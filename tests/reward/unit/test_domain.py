@@ -65,7 +65,12 @@ def test_an_error_of_a_later_version_keeps_its_code() -> None:
 
 def test_only_what_may_pass_by_itself_is_worth_a_retry() -> None:
     retryable = {kind.reason for kind in LikenessError.by_reason.values() if kind("").retryable}
-    assert retryable == {"SERVER_BUSY", "SERVER_DRAINING", "SERVER_UNAVAILABLE"}
+    assert retryable == {
+        "INFERENCE_SERVER_UNAVAILABLE",
+        "SERVER_BUSY",
+        "SERVER_DRAINING",
+        "SERVER_UNAVAILABLE",
+    }
     assert ServerBusy("").retryable
 
 

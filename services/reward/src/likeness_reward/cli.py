@@ -10,10 +10,11 @@ import typer
 
 from likeness_reward.domain import ScoreOptions, parse_size
 from likeness_reward.errors import InvalidImage, InvalidPack, LikenessError, UnreadableVideo
-from likeness_reward.extras import require_server_extra
+from likeness_reward.extras import require_server_extra, require_triton_extra
 from likeness_reward.reporting import (
     embedding_report,
     pack_report,
+    repository_report,
     reward_document,
     reward_table,
 )
@@ -70,6 +71,17 @@ def serve(
     provider: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="Where the networks run; no silent fallback. Default cpu.")
     ] = None,
+    backend: Annotated[
+        Literal["embedded", "triton"] | None,
+        typer.Option(
+            help="Run the networks in this process, or in Triton (see `pack export-triton`). Default embedded."
+        ),
+    ] = None,
+    triton_url: Annotated[str | None, typer.Option(help="HOST:PORT of Triton's gRPC.")] = None,
+    triton_shared_memory: Annotated[
+        Literal["auto", "on", "off"] | None,
+        typer.Option(help="Hand images to Triton in shared memory: auto, on one host. Default auto."),
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write HOST:PORT here once ready.")] = None,
     reflection: Annotated[bool | None, typer.Option(help="Let tools like grpcurl list the service.")] = None,
 ) -> None:
@@ -94,6 +106,9 @@ def serve(
         "workers": workers,
         "detector_size": detector_size,
         "provider": provider,
+        "backend": backend,
+        "triton_url": triton_url,
+        "triton_shared_memory": triton_shared_memory,
         "ready_file": ready_file,
         "reflection": reflection,
     }
@@ -103,7 +118,8 @@ def serve(
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        raise typer.BadParameter(f"{name} is {first['input']!r}: {first['msg']}") from error
+        what = f"{name} is {first['input']!r}: " if name else ""  # no name: the settings do not fit each other
+        raise typer.BadParameter(what + first["msg"]) from error
     asyncio.run(server.serve(settings))
 
 
@@ -197,6 +213,37 @@ def pack_check(
     scorer = EmbeddedScorer(directory, detector_size=size_of(detector_size))
     scorer.check_networks()
     print(pack_report(scorer.pack, scorer.embedding_length))
+
+
+@pack_app.command("export-triton")
+def pack_export_triton(
+    directory: Annotated[Path, typer.Argument(help="Folder of ONNX files.")],
+    output: Annotated[Path, typer.Argument(help="Model repository to write: a new or an empty folder.")],
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where Triton runs the networks.")] = "cpu",
+    max_batch: Annotated[int, typer.Option(min=1, max=1024, help="Most images in one run of a network.")] = 16,
+    precision: Annotated[
+        Literal["fp32", "fp16"], typer.Option(help="Of the networks; fp16 has a fingerprint of its own.")
+    ] = "fp32",
+    instances: Annotated[int, typer.Option(min=1, max=64, help="Copies of each network, on each GPU or the CPU.")] = 1,
+    threads: ThreadsOption = 1,
+    tensorrt: Annotated[bool, typer.Option("--tensorrt", help="Run on CUDA by TensorRT.")] = False,
+    runtime: Annotated[
+        Literal["onnxruntime", "python"],
+        typer.Option(help="Triton backend: onnxruntime, or python for a Triton that has only that one."),
+    ] = "onnxruntime",
+    detector_size: SizeOption = None,
+) -> None:
+    """Write a pack as a Triton model repository, for `serve --backend triton`.
+
+    likeness-reward pack export-triton ~/.insightface/models/buffalo_l model_repository --device cuda
+    """
+    require_triton_extra("pack export-triton")
+    from likeness_reward.pack.pack import load_pack
+    from likeness_reward.pack.triton_repository import ExportOptions, export_repository
+
+    options = ExportOptions(device, max_batch, precision, instances, threads, tensorrt, runtime)
+    repository = export_repository(load_pack(directory, detector_size=size_of(detector_size)), output, options)
+    print(repository_report(repository))
 
 
 def exit_code_of(error: LikenessError) -> int:

@@ -32,7 +32,7 @@ from likeness_reward.inference.session import InferenceSession
 require_server_extra("scoring in this process")
 
 from likeness_reward.inference.onnxruntime import OnnxRuntimeSession, Provider  # noqa: E402
-from likeness_reward.pack.pack import Pack, load_pack  # noqa: E402
+from likeness_reward.pack.pack import Pack, PackDescription, load_pack  # noqa: E402
 
 FRAMES_AT_ONCE = 8
 
@@ -40,7 +40,7 @@ FRAMES_AT_ONCE = 8
 class FaceScorer:
     """Identities and rewards from one pack of networks. Pure: threads may share it."""
 
-    def __init__(self, pack: Pack, detector: InferenceSession, recognizer: InferenceSession) -> None:
+    def __init__(self, pack: PackDescription, detector: InferenceSession, recognizer: InferenceSession) -> None:
         self.pack = pack
         self.analyzer = FaceAnalyzer(
             FaceDetector(detector, pack.detector_config), FaceRecognizer(recognizer, pack.recognizer_config)
@@ -146,6 +146,8 @@ class FaceScorer:
 
 class EmbeddedScorer(FaceScorer):
     """A FaceScorer whose networks run in this process."""
+
+    pack: Pack
 
     def __init__(
         self,

@@ -145,6 +145,18 @@ class ProviderUnavailable(LikenessError):
     code, reason = grpc.StatusCode.FAILED_PRECONDITION, "PROVIDER_UNAVAILABLE"
 
 
+class InvalidRepository(LikenessError):
+    """A Triton model repository that cannot be written, or models on Triton that are not this service's."""
+
+    code, reason = grpc.StatusCode.FAILED_PRECONDITION, "INVALID_REPOSITORY"
+
+
+class InferenceServerUnavailable(LikenessError):
+    """Triton does not answer, has not loaded the models or does not finish in time."""
+
+    code, reason = grpc.StatusCode.UNAVAILABLE, "INFERENCE_SERVER_UNAVAILABLE"
+
+
 class CannotListen(LikenessError):
     """The address to serve on is taken or not ours."""
 

@@ -14,3 +14,10 @@ def require_server_extra(purpose: str) -> None:
         raise MissingExtra(
             f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[server]'", modules=",".join(missing)
         )
+
+
+def require_triton_extra(purpose: str) -> None:
+    """Raises MissingExtra, naming the command that installs it, unless the [triton] extra is installed."""
+    require_server_extra(purpose)
+    if find_spec("tritonclient") is None:
+        raise MissingExtra(f"{purpose} needs tritonclient: pip install 'likeness-reward[server,triton]'")

@@ -16,6 +16,7 @@ from likeness_reward.errors import (
     Unauthenticated,
     status_from_error,
 )
+from likeness_reward.inference.call import CURRENT_CALL, Call
 
 SERVICE_PREFIX = "/likeness.reward.v1.RewardService/"
 LONGEST_DEADLINE_S = 7 * 24 * 3600.0
@@ -49,6 +50,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
             try:
                 self._check(context)
+                begin_call(context)
                 return await behaviour(request, context)
             except LikenessError as error:
                 await abort(context, error)
@@ -59,6 +61,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             try:
                 self._check(context)
+                begin_call(context)
                 async with contextlib.aclosing(behaviour(requests, context)) as responses:
                     async for response in responses:
                         yield response
@@ -76,6 +79,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             offered = dict(context.invocation_metadata() or ()).get("authorization", "")
             if not hmac.compare_digest(str(offered).encode(), f"Bearer {self._token}".encode()):
                 raise Unauthenticated("the call carries no valid bearer token")
+
+
+def begin_call(context: grpc.aio.ServicerContext) -> None:
+    """Lets everything that is done for this call know its deadline and its end."""
+    call = Call(context.time_remaining())
+    context.add_done_callback(lambda _: call.end())
+    CURRENT_CALL.set(call)
 
 
 async def abort(context: grpc.aio.ServicerContext, error: LikenessError) -> None:

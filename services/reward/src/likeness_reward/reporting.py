@@ -8,6 +8,7 @@ from likeness_reward.domain import Face, FaceObservation, FrameScore, IdentityTe
 
 if TYPE_CHECKING:
     from likeness_reward.pack.pack import Pack
+    from likeness_reward.pack.triton_repository import ExportedRepository
 
 
 def reward_document(video: Path, reward: VideoReward, *, per_frame: bool) -> dict[str, Any]:
@@ -97,3 +98,16 @@ def pack_report(pack: "Pack", embedding_length: int) -> str:
         "smoke inference   ok",
     ]
     return "\n".join(lines)
+
+
+def repository_report(repository: "ExportedRepository") -> str:
+    """Returns what was written to a Triton model repository, for people to read."""
+    lines = [f"model repository {repository.directory}"]
+    for model in repository.models:
+        lines += [
+            f"  {model.name}, from {model.source.name}",
+            f"    input   {model.input}",
+            f"    outputs {', '.join(model.outputs)}",
+            f"    batched against one by one: largest difference {model.largest_difference:.1e}",
+        ]
+    return "\n".join([*lines, f"fingerprint {repository.fingerprint}"])

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -12,8 +11,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
-from likeness_reward.embedded import EmbeddedScorer, FaceScorer
+from likeness_reward.backend import follow_backend, open_backend
+from likeness_reward.embedded import FaceScorer
 from likeness_reward.errors import CannotListen
+from likeness_reward.inference.call import CallThreads
 from likeness_reward.interceptor import CallInterceptor
 from likeness_reward.servicer import Admission, RewardServicer
 from likeness_reward.settings import ServerSettings
@@ -29,7 +30,7 @@ class RewardServer:
     def __init__(self, scorer: FaceScorer, settings: ServerSettings) -> None:
         self._scorer = scorer
         self._settings = settings
-        self._executor = ThreadPoolExecutor(settings.workers, thread_name_prefix="inference")
+        self._executor = CallThreads(settings.workers, thread_name_prefix="inference")
         self._admission = Admission(settings.max_calls)
         self._health = health.aio.HealthServicer()
         token = settings.token.get_secret_value() if settings.token is not None else None
@@ -57,8 +58,13 @@ class RewardServer:
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {address}: {error}", address=address) from error
         await self._server.start()
-        await self._health.set(SERVICE_NAME, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(True)
         return port
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tells health whether calls can be answered. Has no effect once the server stops."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set(SERVICE_NAME, status.SERVING if ready else status.NOT_SERVING)
 
     async def stop(self) -> None:
         """Tells NOT_SERVING, refuses new calls, lets running ones finish, then closes."""
@@ -71,9 +77,7 @@ class RewardServer:
 
 async def serve(settings: ServerSettings) -> None:
     """Serves until SIGTERM or SIGINT; prints one line and writes settings.ready_file once ready."""
-    scorer = EmbeddedScorer(
-        settings.pack, detector_size=settings.detector_size, threads=settings.threads, provider=settings.provider
-    )
+    scorer = open_backend(settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -84,7 +88,9 @@ async def serve(settings: ServerSettings) -> None:
     print(f"serving on {endpoint}, pack {pack}, fingerprint {fingerprint[:12]}", flush=True)
     if settings.ready_file is not None:
         write_atomically(settings.ready_file, endpoint)
+    following = asyncio.create_task(follow_backend(scorer, settings, server.set_ready))
     await stop.wait()
+    following.cancel()
     print("draining", flush=True)
     await server.stop()
 

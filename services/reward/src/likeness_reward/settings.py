@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from likeness_reward.domain import Limits, parse_size
@@ -20,8 +20,20 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LIKENESS_REWARD_", frozen=True, extra="forbid")
 
-    pack: Path
-    """Folder of ONNX files."""
+    pack: Path | None = None
+    """Folder of ONNX files; the triton backend does without, and checks its models against it when given."""
+    backend: Literal["embedded", "triton"] = "embedded"
+    """Where the networks run: in this process, or in Triton."""
+    triton_url: str | None = None
+    """HOST:PORT of Triton's gRPC."""
+    triton_shared_memory: Literal["auto", "on", "off"] = "auto"
+    """Whether images and outputs go through system shared memory; auto uses it when Triton sees this host's."""
+    triton_timeout_s: float = Field(default=30.0, gt=0.0, le=3600.0)
+    """Longest that Triton may take for one inference, seconds; a call's own deadline counts too."""
+    triton_start_timeout_s: float = Field(default=60.0, gt=0.0, le=3600.0)
+    """How long to wait for Triton's models at the start, seconds."""
+    triton_probe_interval_s: float = Field(default=5.0, gt=0.0, le=3600.0)
+    """How often Triton is tried when nothing else runs there, seconds; also the longest that a try may take."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=50051, ge=0, le=65535)
@@ -58,6 +70,16 @@ class ServerSettings(BaseSettings):
     """Scoring calls (streams included) admitted at the same time; one more is refused as SERVER_BUSY."""
     drain_timeout_s: float = Field(default=30.0, ge=0.0)
     """Seconds that running calls get to finish after SIGTERM."""
+
+    @model_validator(mode="after")
+    def _backend_has_its_models(self) -> "ServerSettings":
+        if self.backend == "triton" and self.triton_url is None:
+            raise ValueError("the triton backend needs triton_url, HOST:PORT")
+        if self.backend == "embedded" and self.triton_url is not None:
+            raise ValueError("triton_url belongs to the triton backend")
+        if self.backend == "embedded" and self.pack is None:
+            raise ValueError("the embedded backend needs a pack, a folder of ONNX files")
+        return self
 
     @property
     def limits(self) -> Limits:

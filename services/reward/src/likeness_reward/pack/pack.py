@@ -47,19 +47,25 @@ class Network:
     """Whether the graph starts with its own subtraction and scaling, as MXNet's ArcFace exports do."""
 
 
-@dataclass(frozen=True)
-class Pack:
-    """A validated pack."""
+@dataclass(frozen=True, kw_only=True)
+class PackDescription:
+    """What the face pipeline must know of a pack, wherever its networks run."""
 
     name: str
-    directory: Path
-    networks: tuple[Network, ...]
-    detector: Network
-    recognizer: Network
     detector_config: DetectorConfig
     recognizer_config: RecognizerConfig
     fingerprint: str
     """SHA-256, hexadecimal, of both networks and of everything that decides how frames enter and leave them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack(PackDescription):
+    """A validated pack."""
+
+    directory: Path
+    networks: tuple[Network, ...]
+    detector: Network
+    recognizer: Network
 
 
 def load_pack(directory: Path, *, detector_size: tuple[int, int] | None = None) -> Pack:
@@ -85,7 +91,9 @@ def load_pack(directory: Path, *, detector_size: tuple[int, int] | None = None) 
         recognizer=recognizer,
         detector_config=detector_config,
         recognizer_config=recognizer_config,
-        fingerprint=fingerprint_of(detector.path, recognizer.path, detector_config, recognizer_config),
+        fingerprint=fingerprint_of(
+            network_hash(detector), network_hash(recognizer), detector_config, recognizer_config
+        ),
     )
 
 
@@ -214,14 +222,19 @@ def detector_config_of(network: Network, size: tuple[int, int] | None) -> Detect
         raise InvalidPack(f"{network.path.name}: {error.errors()[0]['msg']}", file=network.path.name) from error
 
 
+def network_hash(network: Network) -> str:
+    """Returns the SHA-256, hexadecimal, of a network's file."""
+    return hashlib.sha256(network.path.read_bytes()).hexdigest()
+
+
 def fingerprint_of(
-    detector: Path, recognizer: Path, detector_config: DetectorConfig, recognizer_config: RecognizerConfig
+    detector_hash: str, recognizer_hash: str, detector_config: DetectorConfig, recognizer_config: RecognizerConfig
 ) -> str:
     """Returns the SHA-256, hexadecimal, of everything that decides the numbers."""
     parts = {
         "pipeline": PIPELINE_VERSION,
-        "detector": hashlib.sha256(detector.read_bytes()).hexdigest(),
-        "recognizer": hashlib.sha256(recognizer.read_bytes()).hexdigest(),
+        "detector": detector_hash,
+        "recognizer": recognizer_hash,
         "detector_config": detector_config.model_dump(mode="json"),
         "recognizer_config": recognizer_config.model_dump(mode="json"),
     }

@@ -1,0 +1,67 @@
+"""The networks behind a server: in its own process or in Triton, and whether they answer."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from likeness_reward.embedded import EmbeddedScorer, FaceScorer
+from likeness_reward.errors import LikenessError
+from likeness_reward.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from likeness_reward.triton_scorer import TritonScorer
+
+logger = logging.getLogger(__name__)
+
+
+def open_backend(settings: ServerSettings) -> FaceScorer:
+    """Returns the scorer that the settings ask for.
+
+    Raises InvalidPack, ProviderUnavailable, InferenceServerUnavailable, InvalidRepository or FingerprintMismatch.
+    """
+    if settings.backend == "triton":
+        return open_triton(settings)
+    assert settings.pack is not None  # the settings have checked it
+    return EmbeddedScorer(
+        settings.pack, detector_size=settings.detector_size, threads=settings.threads, provider=settings.provider
+    )
+
+
+def open_triton(settings: ServerSettings) -> "TritonScorer":
+    """Returns a scorer whose networks run in Triton, the models checked against the pack when there is one."""
+    from likeness_reward.triton_scorer import TritonScorer
+
+    assert settings.triton_url is not None  # the settings have checked it
+    scorer = TritonScorer(
+        settings.triton_url,
+        shared_memory=settings.triton_shared_memory,
+        timeout_s=settings.triton_timeout_s,
+        start_timeout_s=settings.triton_start_timeout_s,
+    )
+    if settings.pack is not None:
+        scorer.check_pack(settings.pack, settings.detector_size)
+    return scorer
+
+
+async def follow_backend(
+    scorer: FaceScorer, settings: ServerSettings, set_ready: Callable[[bool], Awaitable[None]]
+) -> None:
+    """Tells `set_ready` whenever the networks stop or start to answer; networks in this process always do."""
+    if settings.backend != "triton":
+        return
+    from likeness_reward.triton_scorer import TritonScorer
+
+    assert isinstance(scorer, TritonScorer)
+    ready = True
+    while True:
+        await asyncio.sleep(settings.triton_probe_interval_s)
+        try:
+            await asyncio.to_thread(scorer.check_ready, settings.triton_probe_interval_s)
+            answers = True
+        except LikenessError as error:
+            logger.warning("not ready: %s", error.message)
+            answers = False
+        if answers != ready:
+            ready = answers
+            await set_ready(ready)

@@ -1,0 +1,280 @@
+"""Networks run by Triton: the two models that `likeness-reward pack export-triton` writes."""
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput, InferResult, model_config_pb2
+from tritonclient.utils import InferenceServerException
+
+from likeness_reward.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InferenceServerUnavailable,
+    InvalidRepository,
+    LikenessError,
+)
+from likeness_reward.inference.call import CURRENT_CALL, Call
+from likeness_reward.inference.served_models import DETECTOR, IMAGES, RECOGNIZER, ModelParameters
+from likeness_reward.inference.session import TensorSpec
+from likeness_reward.inference.shared_memory import TIMEOUT_S, Region, RegionPool, SharedMemoryMode, open_pool
+
+LARGEST_MESSAGE = 2**31 - 1
+LONGEST_RECONNECT_MS = 2000
+POLL_S = 0.2
+POLL_TIMEOUT_S = 2.0
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", LARGEST_MESSAGE),
+    ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+    ("grpc.max_reconnect_backoff_ms", LONGEST_RECONNECT_MS),
+]
+TRANSIENT = {f"StatusCode.{name}" for name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "NOT_FOUND")}
+LOST_REGION = "Unable to find shared memory region"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OutputTensor:
+    """A float32 output."""
+
+    name: str
+    row: tuple[int, ...]
+    """Shape of one image's part."""
+
+    def shape(self, count: int) -> tuple[int, ...]:
+        """Returns the shape for so many images."""
+        return (count, *self.row)
+
+    def byte_size(self, count: int) -> int:
+        """Returns the size for so many images."""
+        return math.prod(self.shape(count)) * np.dtype(np.float32).itemsize
+
+
+class RegionLost(Exception):
+    """Triton does not know a region of shared memory any more: it has been restarted."""
+
+
+class TritonConnection:
+    """A Triton server at HOST:PORT (gRPC)."""
+
+    def __init__(self, url: str, *, timeout_s: float, shared_memory: SharedMemoryMode = "auto") -> None:
+        """Connects when first used. `timeout_s` is the longest that one inference may take."""
+        self.url = url
+        self.timeout_s = timeout_s
+        self.last_success_s = -math.inf
+        """time.monotonic() of the last inference that succeeded."""
+        self._mode = shared_memory
+        self._pool: RegionPool | None = None
+        self._client = InferenceServerClient(url, channel_args=CHANNEL_OPTIONS)
+        self._sending = threading.Lock()
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Returns once both models are ready. Raises InferenceServerUnavailable naming what is missing."""
+        give_up_at = time.monotonic() + timeout_s
+        while (missing := self._what_is_missing()) is not None:
+            if time.monotonic() > give_up_at:
+                raise InferenceServerUnavailable(f"Triton at {self.url}: {missing} after {timeout_s:g} s", url=self.url)
+            time.sleep(POLL_S)
+        self._pool = open_pool(self._client, self._mode)
+
+    def _what_is_missing(self) -> str | None:
+        try:
+            for name in (DETECTOR, RECOGNIZER):
+                if not self._client.is_model_ready(name, client_timeout=POLL_TIMEOUT_S):
+                    return f"model {name} was not ready"
+        except InferenceServerException as error:
+            return f"no answer ({error.message()})"
+        return None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether images and outputs go through shared memory."""
+        return self._pool is not None
+
+    def model_config(self, name: str) -> model_config_pb2.ModelConfig:
+        """Returns a model's configuration. Raises InferenceServerUnavailable."""
+        try:
+            return self._client.get_model_config(name, client_timeout=self.timeout_s).config
+        except InferenceServerException as error:
+            raise self.error_of(error, name, self.timeout_s) from error
+
+    def infer(self, model: str, images: NDArray[np.uint8], outputs: Sequence[OutputTensor]) -> list[NDArray[Any]]:
+        """Returns the outputs of a model for one batch, waiting no longer than the current call does.
+
+        Raises DeadlineExceeded, InferenceServerUnavailable or InferenceFailed.
+        """
+        try:
+            return self._infer(model, images, outputs)
+        except RegionLost:
+            if self._pool is not None:
+                self._pool.clear()
+        try:
+            return self._infer(model, images, outputs)
+        except RegionLost as error:
+            raise InferenceServerUnavailable(f"Triton at {self.url}: {error}", url=self.url) from error
+
+    def _infer(self, model: str, images: NDArray[np.uint8], outputs: Sequence[OutputTensor]) -> list[NDArray[Any]]:
+        sizes = [output.byte_size(len(images)) for output in outputs]
+        region = self._take_region(model, images.nbytes + sum(sizes))
+        try:
+            found = self._request(model, images, outputs, region)
+        except BaseException:
+            if region is not None:
+                region.release()
+            raise
+        if region is not None and self._pool is not None:
+            self._pool.give_back(region)
+        self.last_success_s = time.monotonic()
+        return found
+
+    def _take_region(self, model: str, byte_size: int) -> Region | None:
+        """Returns shared memory for a request, or None when bytes are to be sent."""
+        if self._pool is None:
+            return None
+        try:
+            return self._pool.take(byte_size)
+        except (InferenceServerException, OSError) as error:
+            if isinstance(error, InferenceServerException) and is_transient(error):
+                raise self.error_of(error, model, TIMEOUT_S) from error
+            if self._mode == "on":
+                raise InferenceServerUnavailable(f"no shared memory with Triton at {self.url}: {error}") from error
+            logger.warning("no shared memory with Triton any more, sending bytes: %s", error)
+            self._pool = None
+            return None
+
+    def _request(
+        self, model: str, images: NDArray[np.uint8], outputs: Sequence[OutputTensor], region: Region | None
+    ) -> list[NDArray[Any]]:
+        call = CURRENT_CALL.get()
+        timeout_s = self.timeout_s if call is None else min(self.timeout_s, call.remaining_s)
+        if timeout_s <= 0:
+            raise DeadlineExceeded("the deadline of the call has passed")
+        request_input = InferInput(IMAGES, list(images.shape), "UINT8")
+        requested = [InferRequestedOutput(output.name) for output in outputs]
+        if region is None:
+            request_input.set_data_from_numpy(images)
+        else:
+            region.write(images)
+            request_input.set_shared_memory(region.name, images.nbytes)
+            offset = images.nbytes
+            for request_output, output in zip(requested, outputs, strict=True):
+                request_output.set_shared_memory(region.name, output.byte_size(len(images)), offset)
+                offset += output.byte_size(len(images))
+        result = self._wait(model, request_input, requested, timeout_s, call)
+        if region is None:
+            return [checked(result, model, output, len(images)) for output in outputs]
+        offset, found = images.nbytes, []
+        for output in outputs:
+            found.append(region.read(output.shape(len(images)), offset))
+            offset += output.byte_size(len(images))
+        return found
+
+    def _wait(
+        self,
+        model: str,
+        images: InferInput,
+        outputs: list[InferRequestedOutput],
+        timeout_s: float,
+        call: Call | None,
+    ) -> InferResult:
+        """Returns Triton's answer; gives up when the call ends."""
+        answers: queue.SimpleQueue[tuple[InferResult | None, InferenceServerException | None]] = queue.SimpleQueue()
+        with self._sending:  # async_infer keeps its future in the client for a moment
+            request = self._client.async_infer(
+                model,
+                [images],
+                lambda result, error: answers.put((result, error)),
+                outputs=outputs,
+                timeout=int(timeout_s * 1e6),
+                client_timeout=timeout_s,
+            )
+        with contextlib.nullcontext() if call is None else call.watched(request.cancel):
+            result, error = answers.get()
+        if error is not None:
+            if LOST_REGION in error.message():
+                raise RegionLost(error.message()) from error
+            raise self.error_of(error, model, timeout_s) from error
+        assert result is not None
+        return result
+
+    def error_of(self, error: InferenceServerException, model: str, timeout_s: float) -> LikenessError:
+        """Returns what an error of Triton means to the caller."""
+        call = CURRENT_CALL.get()
+        if call is not None and call.remaining_s <= 0:
+            return DeadlineExceeded(f"Triton at {self.url} did not answer for {model} before the call's deadline")
+        where = f"Triton at {self.url}, model {model}"
+        if error.status() == "StatusCode.DEADLINE_EXCEEDED":
+            return InferenceServerUnavailable(f"{where}: no answer within {timeout_s:g} s", url=self.url, model=model)
+        kind = InferenceServerUnavailable if is_transient(error) else InferenceFailed
+        return kind(f"{where}: {error.status()}: {error.message()}", url=self.url, model=model)
+
+    def close(self) -> None:
+        """Releases the shared memory and the connection."""
+        if self._pool is not None:
+            self._pool.close()
+        self._client.close()
+
+
+class TritonSession:
+    """One of the two models on Triton."""
+
+    def __init__(self, connection: TritonConnection, model: str) -> None:
+        """Reads the model's configuration. Raises InvalidRepository unless `pack export-triton` wrote it."""
+        config = connection.model_config(model)
+        self._connection, self._model = connection, model
+        self._max_batch: int = config.max_batch_size
+        values = {key: value.string_value for key, value in config.parameters.items()}
+        try:
+            self.parameters = ModelParameters.model_validate(values)
+        except ValidationError as error:
+            raise InvalidRepository(
+                f"model {model} on Triton at {connection.url} was not written by `likeness-reward pack export-triton`: "
+                f"parameter {error.errors()[0]['loc'][0]} is missing",
+                url=connection.url,
+                model=model,
+            ) from error
+        self._input = TensorSpec(IMAGES, (None, *config.input[0].dims))
+        self._outputs = [OutputTensor(output.name, tuple(output.dims)) for output in config.output]
+
+    @property
+    def input(self) -> TensorSpec:
+        """Its only input: uint8 RGB images [N, H, W, 3]."""
+        return self._input
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its outputs."""
+        return tuple(TensorSpec(output.name, (None, *output.row)) for output in self._outputs)
+
+    def run(self, images_rgb: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
+        """Returns all outputs for images uint8 [N, H, W, 3].
+
+        Raises DeadlineExceeded, InferenceServerUnavailable or InferenceFailed.
+        """
+        images = np.ascontiguousarray(images_rgb)
+        batches = [images[start : start + self._max_batch] for start in range(0, len(images), self._max_batch)]
+        parts = [self._connection.infer(self._model, batch, self._outputs) for batch in batches]
+        return parts[0] if len(parts) == 1 else [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+
+
+def checked(result: InferResult, model: str, output: OutputTensor, count: int) -> NDArray[Any]:
+    """Returns an output sent as bytes. Raises InferenceFailed when it is missing or has another shape."""
+    found = result.as_numpy(output.name)
+    if found is None or found.shape != output.shape(count):
+        shape = None if found is None else list(found.shape)
+        raise InferenceFailed(f"model {model} gave {output.name} {shape}, expected {list(output.shape(count))}")
+    return found
+
+
+def is_transient(error: InferenceServerException) -> bool:
+    """Returns whether a later try may succeed: Triton is away, starting, stopping or full."""
+    return error.status() in TRANSIENT

@@ -1,0 +1,219 @@
+"""Writes a pack as a Triton model repository: two models that take batches of uint8 images.
+
+    OUT/face_detector/config.pbtxt     OUT/face_detector/1/model.onnx
+    OUT/face_recognizer/config.pbtxt   OUT/face_recognizer/1/model.onnx
+
+With the runtime "python" a model.py beside each model.onnx runs it by onnxruntime in Triton's python backend.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from likeness_reward.errors import InvalidRepository
+from likeness_reward.inference.served_models import DETECTOR, IMAGES, RECOGNIZER, ModelParameters
+from likeness_reward.pack import triton_python_model
+from likeness_reward.pack.batching import BatchedNetwork, Precision, batched_detector, batched_recognizer
+from likeness_reward.pack.pack import Network, Pack, fingerprint_of, network_hash
+
+Device = Literal["cpu", "cuda"]
+Runtime = Literal["onnxruntime", "python"]
+
+MODEL_FILE = "model.onnx"
+VERSION_FOLDER = "1"
+MOST_WAITING = 128
+"""Requests that may wait for a model; Triton refuses the next one as UNAVAILABLE."""
+TENSORRT_WORKSPACE_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How Triton runs the two models."""
+
+    device: Device = "cpu"
+    max_batch: int = 16
+    """Most images in one run of a network."""
+    precision: Precision = "fp32"
+    instances: int = 1
+    """Copies of each network: on each GPU, or on the CPU."""
+    threads: int = 1
+    """Threads inside one run on the CPU."""
+    tensorrt: bool = False
+    """Whether onnxruntime hands the networks to TensorRT."""
+    runtime: Runtime = "onnxruntime"
+
+    def __post_init__(self) -> None:
+        if self.tensorrt and (self.device, self.runtime) != ("cuda", "onnxruntime"):
+            raise InvalidRepository(
+                f"TensorRT was asked for with device {self.device} and runtime {self.runtime}; "
+                "it needs device cuda and runtime onnxruntime"
+            )
+        for name in ("max_batch", "instances", "threads"):
+            if getattr(self, name) < 1:
+                raise InvalidRepository(f"{name} is {getattr(self, name)}; at least 1 is allowed")
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """One network as it was written."""
+
+    name: str
+    source: Path
+    input: str
+    outputs: tuple[str, ...]
+    largest_difference: float
+    """Between a batch of the exported network and single images through the pack's."""
+
+
+@dataclass(frozen=True)
+class ExportedRepository:
+    """What was written, for people to read."""
+
+    directory: Path
+    models: tuple[ExportedModel, ...]
+    fingerprint: str
+    """Fingerprint of rewards that these models give."""
+
+
+def export_repository(pack: Pack, directory: Path, options: ExportOptions) -> ExportedRepository:
+    """Writes the whole repository or nothing; returns what was written.
+
+    `directory` must not exist or be empty. Raises InvalidRepository or InvalidPack.
+    """
+    check_target(directory)
+    networks = {
+        DETECTOR: (pack.detector, batched_detector(pack, options.precision), pack.detector_config),
+        RECOGNIZER: (pack.recognizer, batched_recognizer(pack, options.precision), pack.recognizer_config),
+    }
+    with written_at_once(directory) as folder:
+        for name, (source, network, config) in networks.items():
+            parameters = ModelParameters(
+                pack_name=pack.name,
+                network_hash=hash_at(source, options.precision),
+                config=config.model_dump_json(),
+            )
+            write_model(folder / name, network, model_config(name, network, parameters, options), options.runtime)
+    models = (exported_model(name, source, network) for name, (source, network, _) in networks.items())
+    hashes = [hash_at(source, options.precision) for source in (pack.detector, pack.recognizer)]
+    return ExportedRepository(
+        directory, tuple(models), fingerprint_of(hashes[0], hashes[1], pack.detector_config, pack.recognizer_config)
+    )
+
+
+def exported_model(name: str, source: Network, network: BatchedNetwork) -> ExportedModel:
+    """Returns the description of a model."""
+    return ExportedModel(
+        name,
+        source.path,
+        f"{IMAGES} uint8 {shape_text(network.image_shape)}",
+        tuple(f"{output} float32 {shape_text(shape)}" for output, shape in network.outputs.items()),
+        network.largest_difference,
+    )
+
+
+def hash_at(network: Network, precision: Precision) -> str:
+    """Returns what stands for a network in the fingerprint: its hash, which another precision changes."""
+    file_hash = network_hash(network)
+    return file_hash if precision == "fp32" else f"{file_hash}-{precision}"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Returns "[N, 640, 640, 3]" of (640, 640, 3)."""
+    return f"[N, {', '.join(map(str, shape))}]"
+
+
+def check_target(directory: Path) -> None:
+    """Raises InvalidRepository unless a repository can be written there."""
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists():
+        raise InvalidRepository(f"{directory} exists; name a new or an empty folder", path=directory)
+    if not directory.absolute().parent.is_dir():
+        raise InvalidRepository(f"{directory.absolute().parent} is no folder", path=directory)
+
+
+@contextlib.contextmanager
+def written_at_once(directory: Path) -> Iterator[Path]:
+    """Gives a folder to write into; it becomes `directory` at the end, or goes away on an error."""
+    try:
+        partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.absolute().parent))
+        try:
+            yield partial
+            partial.chmod(0o755)
+            os.rename(partial, directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise InvalidRepository(f"cannot write {directory}: {error.strerror}", path=directory) from error
+
+
+def write_model(folder: Path, network: BatchedNetwork, config: model_config_pb2.ModelConfig, runtime: Runtime) -> None:
+    """Writes one model's folder."""
+    version = folder / VERSION_FOLDER
+    version.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(text_format.MessageToString(config))
+    (version / MODEL_FILE).write_bytes(network.model)
+    if runtime == "python":
+        shutil.copyfile(triton_python_model.__file__, version / "model.py")
+
+
+def model_config(
+    name: str, network: BatchedNetwork, parameters: ModelParameters, options: ExportOptions
+) -> model_config_pb2.ModelConfig:
+    """Returns a model's config.pbtxt."""
+    config = model_config_pb2.ModelConfig(name=name, max_batch_size=options.max_batch)
+    config.input.add(name=IMAGES, data_type=model_config_pb2.TYPE_UINT8, dims=network.image_shape)
+    for output, shape in network.outputs.items():
+        config.output.add(name=output, data_type=model_config_pb2.TYPE_FP32, dims=shape)
+    if options.runtime == "python":
+        config.backend = "python"
+    else:
+        config.platform, config.backend = "onnxruntime_onnx", "onnxruntime"
+        config.default_model_filename = MODEL_FILE
+    kinds = model_config_pb2.ModelInstanceGroup
+    kind = kinds.KIND_GPU if options.device == "cuda" else kinds.KIND_CPU
+    config.instance_group.add(kind=kind, count=options.instances)
+    set_batching(config, options.max_batch)
+    for batch in sorted({1, options.max_batch}):
+        warmup = config.model_warmup.add(name=f"batch of {batch}", batch_size=batch)
+        images = warmup.inputs[IMAGES]
+        images.data_type, images.zero_data = model_config_pb2.TYPE_UINT8, True
+        images.dims[:] = network.image_shape
+    if options.device == "cpu":
+        config.parameters["intra_op_thread_count"].string_value = str(options.threads)
+    if options.tensorrt:
+        set_tensorrt(config, options.precision)
+    for key, value in parameters.model_dump().items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def set_batching(config: model_config_pb2.ModelConfig, max_batch: int) -> None:
+    """Lets Triton join waiting requests to powers of two, without waiting for more; a full queue refuses."""
+    batching = config.dynamic_batching
+    batching.preferred_batch_size[:] = [2**power for power in range(1, 16) if 2**power < max_batch] + [max_batch]
+    policy = batching.default_queue_policy
+    policy.max_queue_size = MOST_WAITING
+    policy.allow_timeout_override = True
+    policy.timeout_action = model_config_pb2.ModelQueuePolicy.REJECT
+
+
+def set_tensorrt(config: model_config_pb2.ModelConfig, precision: Precision) -> None:
+    """Lets onnxruntime hand what it can to TensorRT."""
+    accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
+    values: Mapping[str, str] = {
+        "precision_mode": precision.upper(),
+        "max_workspace_size_bytes": str(TENSORRT_WORKSPACE_BYTES),
+        "trt_engine_cache_enable": "true",
+        "trt_engine_cache_path": "/tmp/likeness-tensorrt",
+    }
+    for key, value in values.items():
+        accelerator.parameters[key] = value

@@ -1,0 +1,95 @@
+"""Scoring with networks that Triton runs. Needs the [server] and [triton] extras."""
+
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from likeness_reward.embedded import FaceScorer
+from likeness_reward.errors import FingerprintMismatch, InvalidRepository
+from likeness_reward.extras import require_triton_extra
+from likeness_reward.face.detector import DetectorConfig
+from likeness_reward.face.recognizer import RecognizerConfig
+from likeness_reward.inference.call import CURRENT_CALL, Call
+
+require_triton_extra("scoring with Triton")
+
+from likeness_reward.inference.served_models import DETECTOR, RECOGNIZER  # noqa: E402
+from likeness_reward.inference.shared_memory import SharedMemoryMode  # noqa: E402
+from likeness_reward.inference.triton import TritonConnection, TritonSession  # noqa: E402
+from likeness_reward.pack.pack import PackDescription, fingerprint_of, load_pack  # noqa: E402
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class TritonScorer(FaceScorer):
+    """A FaceScorer whose networks run in Triton; what they are, Triton's model configurations say."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        shared_memory: SharedMemoryMode = "auto",
+        timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        """Connects to Triton at HOST:PORT and waits for its models.
+
+        Raises InferenceServerUnavailable or InvalidRepository.
+        """
+        self.connection = TritonConnection(url, timeout_s=timeout_s, shared_memory=shared_memory)
+        self.connection.wait_until_ready(start_timeout_s)
+        detector = TritonSession(self.connection, DETECTOR)
+        recognizer = TritonSession(self.connection, RECOGNIZER)
+        super().__init__(description_of(detector, recognizer), detector, recognizer)
+
+    def check_pack(self, directory: Path, detector_size: tuple[int, int] | None) -> None:
+        """Raises FingerprintMismatch unless Triton's models are those of a folder."""
+        pack = load_pack(directory, detector_size=detector_size)
+        if pack.fingerprint != self.model_fingerprint:
+            raise FingerprintMismatch(
+                f"pack {directory} has fingerprint {pack.fingerprint[:12]}, the models of Triton at "
+                f"{self.connection.url} have {self.model_fingerprint[:12]}: export the pack again",
+                found=self.model_fingerprint,
+                expected=pack.fingerprint,
+            )
+
+    def check_ready(self, interval_s: float) -> None:
+        """Runs both networks once within `interval_s`, unless an inference succeeded within the last `interval_s`.
+
+        Raises InferenceServerUnavailable, DeadlineExceeded or InferenceFailed.
+        """
+        if time.monotonic() - self.connection.last_success_s <= interval_s:
+            return
+        previous = CURRENT_CALL.set(Call(interval_s))
+        try:
+            self.check_networks()
+        finally:
+            CURRENT_CALL.reset(previous)
+
+
+def description_of(detector: TritonSession, recognizer: TritonSession) -> PackDescription:
+    """Returns the pack that two models were exported from. Raises InvalidRepository."""
+    detector_config = config_of(DetectorConfig, detector, DETECTOR)
+    recognizer_config = config_of(RecognizerConfig, recognizer, RECOGNIZER)
+    return PackDescription(
+        name=detector.parameters.pack_name,
+        detector_config=detector_config,
+        recognizer_config=recognizer_config,
+        fingerprint=fingerprint_of(
+            detector.parameters.network_hash, recognizer.parameters.network_hash, detector_config, recognizer_config
+        ),
+    )
+
+
+def config_of(kind: type[Config], session: TritonSession, model: str) -> Config:
+    """Returns the configuration that a model was exported with. Raises InvalidRepository."""
+    try:
+        return kind.model_validate_json(session.parameters.config)
+    except ValidationError as error:
+        raise InvalidRepository(
+            f"model {model}: parameter config is {session.parameters.config!r}, which this version cannot read: "
+            f"{error.errors()[0]['msg']}; export the pack again",
+            model=model,
+        ) from error
