@@ -152,7 +152,13 @@ def start_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 def export(pack: Path, target: Path, detector_size: tuple[int, int] | None = None, **options: object) -> Path:
-    """Returns a model repository on the python backend."""
-    settings = ExportOptions(runtime="python", **options)
+    """Returns a model repository for the Triton of these tests."""
+    settings = ExportOptions(**({"runtime": "python"} | options))
     export_repository(load_pack(pack, detector_size=detector_size), target, settings)
     return target
+
+
+@pytest.fixture(scope="session")
+def export_pack() -> Callable[..., Path]:
+    """`export` for tests: export_pack(pack, target, detector_size=None, **options)."""
+    return export
