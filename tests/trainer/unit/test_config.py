@@ -28,7 +28,10 @@ def test_set_wins_over_the_environment_and_the_environment_over_the_recipe() -> 
     ("override", "key", "told"),
     [
         ("optimizer.learning_rate=-1", "optimizer.learning_rate", "-1"),
-        ("optimizer.learning_rat=1", "optimizer.learning_rat", "unknown key"),
+        ("optimizer.learning_rat=1", "optimizer.learning_rat", "did you mean optimizer.learning_rate?"),
+        ("learning_rate=1", "learning_rate", "did you mean optimizer.learning_rate?"),
+        ("algorithm.groupsize=4", "algorithm.groupsize", "did you mean algorithm.group_size?"),
+        ("optimizer.zzz=1", "optimizer.zzz", "allowed here: learning_rate, warmup_steps"),
         ("sampler.mid_timestep=7", "sampler", "must be below final_timestep"),
         ("sampler.final_timestep=8", "sampler", "last of 8 steps has index 7"),
         ("algorithm.group_size=1", "algorithm.group_size", "greater than or equal to 2"),
@@ -42,6 +45,11 @@ def test_a_wrong_setting_is_named(override: str, key: str, told: str) -> None:
         load_config(RECIPES / "toy.yaml", [override], environment={})
     assert key in str(caught.value)
     assert told in str(caught.value)
+
+
+def test_a_target_for_a_divergence_without_weight_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm: kl_target is 0\.1, but kl_weight is 0"):
+        load_config(RECIPES / "toy.yaml", ["algorithm.kl_target=0.1", "algorithm.kl_weight=0"], environment={})
 
 
 @pytest.mark.parametrize("override", ["steps", "=3", "seed.x=1"])

@@ -78,6 +78,11 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--resume", action="store_true", help="go on with the run in run_dir, from its newest checkpoint"
     )
+    command.add_argument(
+        "--accept-other-reward",
+        action="store_true",
+        help="resume although the reward server has other models than those that gave the rewards so far",
+    )
     command.set_defaults(run=_train)
 
 
@@ -180,7 +185,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from likeness_trainer.run.progress import RunProgress
 
     config = load_config(arguments.recipe, arguments.overrides)
-    ready = check_run(config, arguments.resume)
+    ready = check_run(config, arguments.resume, arguments.accept_other_reward)
     from likeness_trainer.train import train
 
     folder = train(config, ready, arguments.resume, RunProgress())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from likeness_trainer.data.dataset import DataConfig
 from likeness_trainer.errors import ConfigError
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.reward_link import RewardConfig
+from likeness_trainer.run.trackers import TrackingConfig
 from likeness_trainer.wan.model_config import WanModelConfig
 from likeness_trainer.wan.sampler_config import SamplerConfig
 
@@ -84,6 +86,7 @@ class TrainConfig(BaseModel):
     data: DataConfig
     reward: RewardConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _group_fits_batches(self) -> TrainConfig:
@@ -168,5 +171,29 @@ def dump_config(config: TrainConfig) -> str:
 def _fault(item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"]) or "(recipe)"
     given = "" if item["type"] in {"missing", "value_error"} else f" (given: {item['input']!r})"
-    message = "unknown key" if item["type"] == "extra_forbidden" else item["msg"].removeprefix("Value error, ")
-    return f"  {key}: {message}{given}"
+    if item["type"] == "extra_forbidden":
+        return f"  {key}: unknown key{given}{_suggestion(item['loc'])}"
+    return f"  {key}: {item['msg'].removeprefix('Value error, ')}{given}"
+
+
+def _suggestion(location: tuple[int | str, ...]) -> str:
+    """Returns the text that names the key most like an unknown one: in its own group, else in any other."""
+    *parents, leaf = (str(part) for part in location)
+    known = setting_keys()
+    siblings = {key.rpartition(".")[2]: key for key in known if key.split(".")[:-1] == parents}
+    elsewhere = {key.rpartition(".")[2]: key for key in known}
+    for names in (siblings, elsewhere):
+        nearest = difflib.get_close_matches(leaf, names, n=1)
+        if nearest:
+            return f"; did you mean {names[nearest[0]]}?"
+    return f"; allowed here: {', '.join(siblings)}" if siblings else ""
+
+
+def setting_keys(model: type[BaseModel] = TrainConfig, prefix: str = "") -> list[str]:
+    """Returns the dotted keys of all settings, those of groups and of their members, in the order of the recipe."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += setting_keys(field.annotation, f"{prefix}{name}.")
+    return keys

@@ -8,8 +8,11 @@ from pathlib import Path
 from likeness_reward.domain import ServerInfo
 from likeness_trainer.config import TrainConfig
 from likeness_trainer.data.dataset import Dataset, load_dataset
+from likeness_trainer.errors import ConfigError, RunFolderError
 from likeness_trainer.reward_link import RewardLink
+from likeness_trainer.run.checkpoint import reward_fingerprint_of
 from likeness_trainer.run.folder import RunFolder
+from likeness_trainer.run.trackers import require_trackers
 
 
 @dataclass(frozen=True)
@@ -24,23 +27,50 @@ class Preflight:
     server: ServerInfo
 
 
-def check_run(config: TrainConfig, resume: bool) -> Preflight:
+def check_run(config: TrainConfig, resume: bool, accept_other_reward: bool = False) -> Preflight:
     """Returns the parts of a run that need no model; nothing is written unless all of them are in order.
 
+    Args:
+        accept_other_reward: resume although the reward server has other models than those that gave the rewards so far.
+
     Raises:
+        ConfigError: the recipe weighs a component that the server does not give, or a tracker is not installed.
         DatasetError: lists every row that cannot be used.
         RewardUnavailableError, RewardRejectedError: see `RewardLink.connect`.
-        RunFolderError: the run folder holds another run, or none to resume.
+        RunFolderError: the run folder holds another run, or none to resume, or one that other models rewarded.
     """
     path = Path(config.run_dir)
     RunFolder.check(path, resume)
+    require_trackers(config.tracking)
     dataset = load_dataset(config.data)
     held_out = load_held_out(config)
     link = RewardLink(config.reward)
     server = link.connect()
     link.require_capacity(config.algorithm.branch_batch)
+    _require_components(config, server)
+    if resume and not accept_other_reward:
+        _require_same_reward(RunFolder.existing(path), server)
     folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
     return Preflight(folder, dataset, held_out, link, server)
+
+
+def _require_components(config: TrainConfig, server: ServerInfo) -> None:
+    unknown = [name for name in config.algorithm.reward_weights if name not in server.component_names]
+    if unknown:
+        raise ConfigError(
+            f"algorithm.reward_weights names {', '.join(unknown)}; the reward server at {config.reward.endpoint} gives "
+            f"{', '.join(server.component_names)}"
+        )
+
+
+def _require_same_reward(folder: RunFolder, server: ServerInfo) -> None:
+    latest = folder.latest_checkpoint()
+    before = None if latest is None else reward_fingerprint_of(latest)
+    if before not in (None, server.model_fingerprint):
+        raise RunFolderError(
+            f"{folder.path} was rewarded by models {before}, the reward server has {server.model_fingerprint}: rewards "
+            "before and after cannot be compared. Serve the same face pack, or resume with --accept-other-reward"
+        )
 
 
 def load_held_out(config: TrainConfig) -> Dataset | None:

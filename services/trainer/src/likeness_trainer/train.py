@@ -48,6 +48,7 @@ from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.run.report import write_report
 from likeness_trainer.run.sampling import load_trained
 from likeness_trainer.run.stop_signals import StopSignals
+from likeness_trainer.run.trackers import open_trackers
 from likeness_trainer.wan.decoding import NonFiniteFramesError
 from likeness_trainer.wan.module import WanModule
 
@@ -78,7 +79,9 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
         save_checkpoint(folder.checkpoints, state, retention, server.model_fingerprint, dump_config(config))
 
     with (
-        MetricsWriter(folder.path, resume_step=start if resume else None) as writer,
+        MetricsWriter(
+            folder.path, start if resume else None, open_trackers(config.tracking, folder.path, config.model_dump())
+        ) as writer,
         progress.training(start, config.steps) as report_step,
         StopSignals() as stop,
     ):

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from likeness_trainer.errors import TrainerError
+from likeness_trainer.run.trackers import Tracker
 
 METRICS_NAME = "metrics.jsonl"
 TENSORBOARD_NAME = "tensorboard"
@@ -29,14 +30,16 @@ class MetricsError(TrainerError, ValueError):
 class MetricsWriter:
     """Appends one record a step. Use as a context manager, or call `close`."""
 
-    def __init__(self, run_dir: Path, resume_step: int | None = None) -> None:
+    def __init__(self, run_dir: Path, resume_step: int | None = None, trackers: Sequence[Tracker] = ()) -> None:
         """Opens RUN/metrics.jsonl for the steps after `resume_step`, the last step that the checkpoint contains.
 
         Records after that step are removed, as is a last line cut off by a kill: the steps are run again and written
         again. Steps count from 1, so 0 starts over; with None the run is new. Raises MetricsError where a new run finds
-        records, or a resumed one lacks some.
+        records, or a resumed one lacks some. `trackers` get the numbers of every record too.
         """
         from torch.utils.tensorboard import SummaryWriter
+
+        self._trackers = trackers
 
         run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run_dir / METRICS_NAME
@@ -61,14 +64,19 @@ class MetricsWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._last_step = step
-        for name, number in _scalars(values):
+        scalars = dict(_scalars(values))
+        for name, number in scalars.items():
             self._events.add_scalar(name, number, step)
         self._events.flush()
+        for tracker in self._trackers:
+            tracker.log(step, scalars)
 
     def close(self) -> None:
-        """Closes both files."""
+        """Closes both files and every tracker."""
         self._file.close()
         self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def __enter__(self) -> Self:
         return self
