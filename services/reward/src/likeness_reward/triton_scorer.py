@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from likeness_reward.embedded import FaceScorer
-from likeness_reward.errors import FingerprintMismatch, InvalidRepository
+from likeness_reward.errors import FingerprintMismatch, InvalidRepository, LikenessError
 from likeness_reward.extras import require_triton_extra
 from likeness_reward.face.detector import DetectorConfig
 from likeness_reward.face.recognizer import RecognizerConfig
@@ -39,10 +39,14 @@ class TritonScorer(FaceScorer):
         Raises InferenceServerUnavailable or InvalidRepository.
         """
         self.connection = TritonConnection(url, timeout_s=timeout_s, shared_memory=shared_memory)
-        self.connection.wait_until_ready(start_timeout_s)
-        detector = TritonSession(self.connection, DETECTOR)
-        recognizer = TritonSession(self.connection, RECOGNIZER)
-        super().__init__(description_of(detector, recognizer), detector, recognizer)
+        try:
+            self.connection.wait_until_ready(start_timeout_s)
+            detector = TritonSession(self.connection, DETECTOR)
+            recognizer = TritonSession(self.connection, RECOGNIZER)
+            super().__init__(description_of(detector, recognizer), detector, recognizer)
+        except LikenessError:
+            self.connection.close()
+            raise
 
     def check_pack(self, directory: Path, detector_size: tuple[int, int] | None) -> None:
         """Raises FingerprintMismatch unless Triton's models are those of a folder."""

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Region:
     """A piece of shared memory that Triton knows by `name`."""
 
-    def __init__(self, client: InferenceServerClient, byte_size: int) -> None:
+    def __init__(self, client: InferenceServerClient, byte_size: int, timeout_s: float) -> None:
         """Creates and registers it. Raises InferenceServerException or OSError."""
         if shutil.disk_usage(DEVICE).free < 2 * byte_size:  # writing to more than there is kills the process
             raise OSError(f"{DEVICE} has no room for {byte_size} bytes")
@@ -44,7 +44,7 @@ class Region:
         self.byte_size = byte_size
         self._memory = SharedMemory(self.name, create=True, size=byte_size)
         try:
-            client.register_system_shared_memory(self.name, f"/{self.name}", byte_size, client_timeout=TIMEOUT_S)
+            client.register_system_shared_memory(self.name, f"/{self.name}", byte_size, client_timeout=timeout_s)
         except InferenceServerException:
             self.release()
             raise
@@ -70,9 +70,8 @@ class RegionPool:
         self._client = client
         self._lock = threading.Lock()
         self._free: list[Region] = []
-        atexit.register(self.close)
 
-    def take(self, byte_size: int) -> Region:
+    def take(self, byte_size: int, timeout_s: float) -> Region:
         """Returns a region of at least so many bytes. Raises InferenceServerException or OSError."""
         with self._lock:
             region = self._free.pop() if self._free else None
@@ -80,8 +79,8 @@ class RegionPool:
             return region
         if region is not None:
             region.release()
-        forget_lost_regions(self._client)
-        return Region(self._client, byte_size)
+        forget_lost_regions(self._client, timeout_s)
+        return Region(self._client, byte_size, timeout_s)
 
     def give_back(self, region: Region) -> None:
         """Takes back a region whose request is done."""
@@ -100,7 +99,7 @@ class RegionPool:
         atexit.unregister(self.close)
         self.clear()
         with contextlib.suppress(InferenceServerException):
-            forget_lost_regions(self._client)
+            forget_lost_regions(self._client, TIMEOUT_S)
 
 
 def open_pool(client: InferenceServerClient, mode: SharedMemoryMode) -> RegionPool | None:
@@ -115,12 +114,13 @@ def open_pool(client: InferenceServerClient, mode: SharedMemoryMode) -> RegionPo
         if version_of(version) < LEAST_VERSION:
             raise OSError(f"Triton {version} is older than {'.'.join(map(str, LEAST_VERSION))}")
         pool = RegionPool(client)
-        pool.give_back(pool.take(PROBE_BYTES))
+        pool.give_back(pool.take(PROBE_BYTES, TIMEOUT_S))
     except (InferenceServerException, OSError) as error:
         if mode == "on":
             raise InferenceServerUnavailable(f"no shared memory with Triton: {error}") from error
         logger.info("no shared memory with Triton, sending bytes: %s", error)
         return None
+    atexit.register(pool.close)
     return pool
 
 
@@ -129,10 +129,10 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
-def forget_lost_regions(client: InferenceServerClient) -> None:
+def forget_lost_regions(client: InferenceServerClient, timeout_s: float) -> None:
     """Lets Triton unmap the regions of this service whose memory has no name any more, and that no request uses."""
-    registered = client.get_system_shared_memory_status(client_timeout=TIMEOUT_S).regions
+    registered = client.get_system_shared_memory_status(client_timeout=timeout_s).regions
     for name in registered:
         if name.startswith(NAME_PREFIX) and not (DEVICE / name).exists():
             with contextlib.suppress(InferenceServerException):  # a request uses it: next time
-                client.unregister_system_shared_memory(name, client_timeout=TIMEOUT_S)
+                client.unregister_system_shared_memory(name, client_timeout=timeout_s)

@@ -23,7 +23,7 @@ from likeness_reward.errors import (
     InvalidRepository,
     LikenessError,
 )
-from likeness_reward.inference.call import CURRENT_CALL, Call
+from likeness_reward.inference.call import CURRENT_CALL, MARGIN_S
 from likeness_reward.inference.served_models import DETECTOR, IMAGES, RECOGNIZER, ModelParameters
 from likeness_reward.inference.session import TensorSpec
 from likeness_reward.inference.shared_memory import TIMEOUT_S, Region, RegionPool, SharedMemoryMode, open_pool
@@ -141,10 +141,11 @@ class TritonConnection:
         if self._pool is None:
             return None
         try:
-            return self._pool.take(byte_size)
+            timeout_s = min(TIMEOUT_S, self._time_left_s())
+            return self._pool.take(byte_size, timeout_s)
         except (InferenceServerException, OSError) as error:
             if isinstance(error, InferenceServerException) and is_transient(error):
-                raise self.error_of(error, model, TIMEOUT_S) from error
+                raise self.error_of(error, model, timeout_s) from error
             if self._mode == "on":
                 raise InferenceServerUnavailable(f"no shared memory with Triton at {self.url}: {error}") from error
             logger.warning("no shared memory with Triton any more, sending bytes: %s", error)
@@ -154,10 +155,6 @@ class TritonConnection:
     def _request(
         self, model: str, images: NDArray[np.uint8], outputs: Sequence[OutputTensor], region: Region | None
     ) -> list[NDArray[Any]]:
-        call = CURRENT_CALL.get()
-        timeout_s = self.timeout_s if call is None else min(self.timeout_s, call.remaining_s)
-        if timeout_s <= 0:
-            raise DeadlineExceeded("the deadline of the call has passed")
         request_input = InferInput(IMAGES, list(images.shape), "UINT8")
         requested = [InferRequestedOutput(output.name) for output in outputs]
         if region is None:
@@ -169,7 +166,7 @@ class TritonConnection:
             for request_output, output in zip(requested, outputs, strict=True):
                 request_output.set_shared_memory(region.name, output.byte_size(len(images)), offset)
                 offset += output.byte_size(len(images))
-        result = self._wait(model, request_input, requested, timeout_s, call)
+        result = self._wait(model, request_input, requested)
         if region is None:
             return [checked(result, model, output, len(images)) for output in outputs]
         offset, found = images.nbytes, []
@@ -178,15 +175,17 @@ class TritonConnection:
             offset += output.byte_size(len(images))
         return found
 
-    def _wait(
-        self,
-        model: str,
-        images: InferInput,
-        outputs: list[InferRequestedOutput],
-        timeout_s: float,
-        call: Call | None,
-    ) -> InferResult:
+    def _time_left_s(self) -> float:
+        """Returns how long the current call lets Triton work. Raises DeadlineExceeded when it has ended."""
+        call = CURRENT_CALL.get()
+        timeout_s = self.timeout_s if call is None else min(self.timeout_s, call.remaining_s)
+        if timeout_s <= 0:
+            raise DeadlineExceeded("the deadline of the call has passed")
+        return timeout_s
+
+    def _wait(self, model: str, images: InferInput, outputs: list[InferRequestedOutput]) -> InferResult:
         """Returns Triton's answer; gives up when the call ends."""
+        call, timeout_s = CURRENT_CALL.get(), self._time_left_s()
         answers: queue.SimpleQueue[tuple[InferResult | None, InferenceServerException | None]] = queue.SimpleQueue()
         with self._sending:  # async_infer keeps its future in the client for a moment
             request = self._client.async_infer(
@@ -209,7 +208,7 @@ class TritonConnection:
     def error_of(self, error: InferenceServerException, model: str, timeout_s: float) -> LikenessError:
         """Returns what an error of Triton means to the caller."""
         call = CURRENT_CALL.get()
-        if call is not None and call.remaining_s <= 0:
+        if call is not None and call.remaining_s < MARGIN_S:
             return DeadlineExceeded(f"Triton at {self.url} did not answer for {model} before the call's deadline")
         where = f"Triton at {self.url}, model {model}"
         if error.status() == "StatusCode.DEADLINE_EXCEEDED":
