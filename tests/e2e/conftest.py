@@ -45,14 +45,14 @@ def settings(people: Path) -> Callable[..., list[str]]:
 def run_here(settings: Callable[..., list[str]]) -> Callable[..., Any]:
     """Returns a function that trains in this process, where DiffSynth is imported already."""
 
-    def run(run_dir: Path, endpoint: str, *more: str, resume: bool = False) -> Any:
+    def run(run_dir: Path, endpoint: str, *more: str, resume: bool = False, accept_other_reward: bool = False) -> Any:
         from likeness_trainer.config import load_config
         from likeness_trainer.preflight import check_run
         from likeness_trainer.run.progress import RunProgress
         from likeness_trainer.train import train
 
         config = load_config(RECIPE, settings(run_dir, endpoint, *more), environment={})
-        return train(config, check_run(config, resume), resume, RunProgress(quiet=True))
+        return train(config, check_run(config, resume, accept_other_reward), resume, RunProgress(quiet=True))
 
     return run
 

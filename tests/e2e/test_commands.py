@@ -55,7 +55,17 @@ def test_evaluate_repeats_the_summary(undisturbed: Path, server) -> None:
     result = trainer("evaluate", undisturbed, "--set", f"reward.endpoint={server.endpoint}")
     assert result.returncode == 0, result.stderr
     assert json.loads((undisturbed / "summary.json").read_text())["held_out"] == before
-    assert len(result.stdout.strip().splitlines()) == 3
+    for text in ("2 held-out pairs", "identity", "coverage", "each pair", "identity similarity on 2 held-out people"):
+        assert text in result.stdout
+
+
+def test_evaluate_prints_json(undisturbed: Path, server) -> None:
+    held_out = json.loads((undisturbed / "summary.json").read_text())["held_out"]
+    result = trainer("evaluate", undisturbed, "--json", "--set", f"reward.endpoint={server.endpoint}")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["components"]["identity"]["difference"] == pytest.approx(held_out["difference"])
+    assert len(document["pairs"]) == 2
 
 
 @pytest.mark.parametrize("command", ["report", "export-lora", "evaluate"])

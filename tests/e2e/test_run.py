@@ -1,6 +1,8 @@
 """A run, what it leaves behind, and what disturbs it without changing a bit of its result."""
 
+import itertools
 import json
+import shutil
 import signal
 import subprocess
 import threading
@@ -10,7 +12,13 @@ from pathlib import Path
 import pytest
 from e2e_support import Server, assert_same_run, environment, free_port, records, wait_for_lines
 
-from likeness_trainer.errors import RewardRejectedError, RewardUnavailableError, RunFolderError
+from likeness_trainer.errors import (
+    ConfigError,
+    NonFiniteRunError,
+    RewardRejectedError,
+    RewardUnavailableError,
+    RunFolderError,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -145,6 +153,85 @@ def test_a_server_with_other_models_is_refused(run_here, server, tmp_path) -> No
     with pytest.raises(RewardRejectedError, match="expected_fingerprint"):
         run_here(tmp_path / "run", server.endpoint, "reward.expected_fingerprint=abcd")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_component_that_the_server_does_not_give_is_refused(run_here, server, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"names beauty; the reward server .* gives identity, coverage"):
+        run_here(tmp_path / "run", server.endpoint, "algorithm.reward_weights={identity: 1, beauty: 1}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_resuming_under_other_face_models_is_refused_unless_accepted(run_here, server, undisturbed, tmp_path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(undisturbed, run_dir)
+    for state in (run_dir / "checkpoints").glob("step-*/state.json"):
+        document = json.loads(state.read_text())
+        state.write_text(json.dumps({**document, "reward_fingerprint": "other-models"}))
+    with pytest.raises(RunFolderError, match=r"rewarded by models other-models.*--accept-other-reward"):
+        run_here(run_dir, server.endpoint, resume=True)
+    before = (run_dir / "samples" / "held_out_before.npz").stat().st_mtime_ns
+    run_here(run_dir, server.endpoint, resume=True, accept_other_reward=True)
+    assert (run_dir / "samples" / "held_out_before.npz").stat().st_mtime_ns > before
+
+
+def test_rewards_that_stay_nan_stop_the_run_with_the_last_good_checkpoint(
+    run_here, server, undisturbed, tmp_path, monkeypatch
+) -> None:
+    from likeness_trainer import train
+
+    run_dir = tmp_path / "run"
+    true_scores = train.group_scores
+    groups = itertools.count(1)
+
+    def broken(*arguments):
+        scores = true_scores(*arguments)
+        return scores if next(groups) <= 2 else {name: values * float("nan") for name, values in scores.items()}
+
+    monkeypatch.setattr(train, "group_scores", broken)  # two groups a step: steps 2 and 3 are not finite
+    with pytest.raises(NonFiniteRunError) as caught:
+        run_here(run_dir, server.endpoint, "max_skipped_steps=2")
+    for text in ("after step 3", "2 steps in a row", "the reward component identity of row", "step-000001"):
+        assert text in str(caught.value)
+    assert [line["skipped"] for line in records(run_dir)] == [0, 1, 1]
+    monkeypatch.undo()
+    run_here(run_dir, server.endpoint, "max_skipped_steps=2", resume=True)
+    assert_same_run(run_dir, undisturbed)
+
+
+def test_videos_that_are_not_finite_skip_the_step(run_here, server, undisturbed, tmp_path, monkeypatch) -> None:
+    from likeness_trainer import train
+    from likeness_trainer.wan.decoding import NonFiniteFramesError
+
+    true_send = train.send_decoded
+    batches = itertools.count(1)
+
+    def broken(*arguments):
+        if next(batches) == 2:
+            raise NonFiniteFramesError("3 of 9 decoded pixel values are NaN or infinite")
+        true_send(*arguments)
+
+    monkeypatch.setattr(train, "send_decoded", broken)
+    run_here(tmp_path / "run", server.endpoint, "steps=2")
+    first, second = records(tmp_path / "run")
+    assert first["skipped"] == 1
+    assert "3 of 9 decoded" in first["skipped_because"]
+    assert (second["skipped"], second["kl"]) == (0, 0.0)  # nothing had moved
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("sampler.stochastic_step=flow_sde", "algorithm.ratio=guard", "algorithm.scale=batch"),
+        ("algorithm.window=one", "algorithm.baseline=leave_one_out", "optimizer.ema_decay=0.9"),
+        ("algorithm.reward_weights={identity: 1, coverage: 0.5}", "algorithm.kl_target=0.01", "algorithm.credit=video"),
+    ],
+)
+def test_every_option_resumes_bit_for_bit(run_here, server, tmp_path, more) -> None:
+    run_here(tmp_path / "whole", server.endpoint, *more)
+    run_here(tmp_path / "halves", server.endpoint, "steps=2", *more)
+    run_here(tmp_path / "halves", server.endpoint, *more, resume=True)
+    assert_same_run(tmp_path / "halves", tmp_path / "whole")
+    assert all(line["ratio_deviation_first"] == 0.0 for line in records(tmp_path / "whole"))
 
 
 def test_a_batch_larger_than_the_server_takes_is_refused(run_here, server, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -124,12 +125,14 @@ def _add_sample(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("evaluate", help="compare held-out people before and after", description=(
         "Samples the held-out pairs of a run with and without its newest LoRA, with the same noise, scores them "
-        "through the reward server, and updates summary.json and report.html."
+        "through the reward server, prints every part of the reward with its 95 % interval and every pair, and "
+        "rewrites evaluation.json, summary.json and report.html."
     ))  # fmt: skip
     command.add_argument("run_dir", type=Path, metavar="RUN")
     command.add_argument(
         "--evaluation-pack", action="append", default=[], metavar="DIR", help="also score under this pack"
     )
+    command.add_argument("--json", action="store_true", help="print evaluation.json instead of tables")
     _add_set(command)
     command.set_defaults(run=_evaluate)
 
@@ -231,10 +234,18 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     config = load_config(folder.config_file, overrides, environment={})
     if config.evaluation.metadata is None:
         raise ConfigError("evaluation.metadata is not set; give held-out people with --set evaluation.metadata=FILE")
+    from rich.console import Console
+
     from likeness_trainer.demo import verdict
+    from likeness_trainer.run.evaluation_table import print_evaluation
     from likeness_trainer.train import evaluate_run
 
     evaluate_run(folder, config, RunProgress())
+    text = folder.evaluation_file.read_text(encoding="utf-8")
+    if arguments.json:
+        print(text, end="")
+        return
+    print_evaluation(json.loads(text), Console())
     print(verdict(folder))
 
 

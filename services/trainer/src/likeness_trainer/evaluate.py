@@ -22,6 +22,8 @@ from likeness_trainer.reward_link import RewardConfig, RewardLink
 from likeness_trainer.run.statistics import paired_bootstrap
 from likeness_trainer.wan.module import WanModule
 
+_COMPONENT_PREFIX = "component/"
+
 
 @dataclass(frozen=True)
 class HeldOutVideos:
@@ -33,6 +35,8 @@ class HeldOutVideos:
     """[N, T], NaN where no face was found."""
     values: NDArray[np.float64]
     """[N], the rewards: no-face frames counted."""
+    components: dict[str, NDArray[np.float64]]
+    """Each part of the reward by name: [N]."""
 
     @property
     def coverage(self) -> float:
@@ -42,16 +46,20 @@ class HeldOutVideos:
     def save(self, path: Path, first_frames: NDArray[np.uint8]) -> None:
         """Writes the videos and scores for the report."""
         temporary = path.with_suffix(".partial.npz")
+        components: dict[str, Any] = {_COMPONENT_PREFIX + name: values for name, values in self.components.items()}
         np.savez_compressed(
-            temporary, frames=self.frames, similarity=self.similarity, values=self.values, first_frames=first_frames
-        )
+            temporary, frames=self.frames, similarity=self.similarity, values=self.values, first_frames=first_frames,
+            **components,
+        )  # fmt: skip
         os.replace(temporary, path)
 
     @classmethod
     def load(cls, path: Path) -> HeldOutVideos:
         """Returns what `save` wrote."""
         with np.load(path) as data:
-            return cls(data["frames"], data["similarity"], data["values"])
+            names = [name for name in data.files if name.startswith(_COMPONENT_PREFIX)]
+            components = {name.removeprefix(_COMPONENT_PREFIX): data[name] for name in names}
+            return cls(data["frames"], data["similarity"], data["values"], components)
 
 
 def sample_held_out(
@@ -91,6 +99,7 @@ def _collect(videos: list[NDArray[np.uint8]], rewards: list[VideoReward]) -> Hel
         np.stack(videos),
         np.array([reward.similarities for reward in rewards], np.float64),
         np.array([reward.value for reward in rewards], np.float64),
+        {part.name: np.array([reward.component(part.name) for reward in rewards]) for part in rewards[0].components},
     )
 
 
@@ -107,6 +116,32 @@ def compare(before: HeldOutVideos, after: HeldOutVideos, pack: str, seed: int) -
         "coverage_before": before.coverage,
         "coverage_after": after.coverage,
     }
+
+
+def evaluation_document(
+    before: HeldOutVideos, after: HeldOutVideos, rows: list[int], pack: str, seed: int
+) -> dict[str, Any]:
+    """Returns evaluation.json: each component with its 95 % bootstrap interval, and its values pair by pair.
+
+    Args:
+        rows: row of the held-out metadata that each pair shows.
+    """
+    components: dict[str, Any] = {}
+    for name, first in before.components.items():
+        difference, interval = paired_bootstrap(first, after.components[name], seed=seed)
+        components[name] = {
+            "before": float(first.mean()), "after": float(after.components[name].mean()), "difference": difference,
+            "ci95": list(interval),
+        }  # fmt: skip
+    pairs = [
+        {"row": row}
+        | {
+            name: {"before": float(before.components[name][pair]), "after": float(after.components[name][pair])}
+            for name in components
+        }
+        for pair, row in enumerate(rows)
+    ]
+    return {"pack": pack, "count": len(rows), "components": components, "pairs": pairs}
 
 
 def rescore(

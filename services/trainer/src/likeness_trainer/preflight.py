@@ -48,9 +48,10 @@ def check_run(config: TrainConfig, resume: bool, accept_other_reward: bool = Fal
     server = link.connect()
     link.require_capacity(config.algorithm.branch_batch)
     _require_components(config, server)
-    if resume and not accept_other_reward:
-        _require_same_reward(RunFolder.existing(path), server)
+    rewarded_by_others = resume and _rewarded_by_others(RunFolder.existing(path), server, accept_other_reward)
     folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
+    if rewarded_by_others:
+        folder.forget_evaluation()
     return Preflight(folder, dataset, held_out, link, server)
 
 
@@ -63,14 +64,18 @@ def _require_components(config: TrainConfig, server: ServerInfo) -> None:
         )
 
 
-def _require_same_reward(folder: RunFolder, server: ServerInfo) -> None:
+def _rewarded_by_others(folder: RunFolder, server: ServerInfo, accept: bool) -> bool:
+    """Returns whether other models gave the rewards so far; raises RunFolderError where that is not accepted."""
     latest = folder.latest_checkpoint()
-    before = None if latest is None else reward_fingerprint_of(latest)
-    if before not in (None, server.model_fingerprint):
+    before = server.model_fingerprint if latest is None else reward_fingerprint_of(latest)
+    if before == server.model_fingerprint:
+        return False
+    if not accept:
         raise RunFolderError(
             f"{folder.path} was rewarded by models {before}, the reward server has {server.model_fingerprint}: rewards "
             "before and after cannot be compared. Serve the same face pack, or resume with --accept-other-reward"
         )
+    return True
 
 
 def load_held_out(config: TrainConfig) -> Dataset | None:

@@ -20,7 +20,7 @@ from likeness_reward.domain import VideoReward
 from likeness_trainer.config import TrainConfig, dump_config
 from likeness_trainer.data.dataset import Dataset
 from likeness_trainer.errors import NonFiniteRunError, RewardUnavailableError
-from likeness_trainer.evaluate import HeldOutVideos, compare, rescore, sample_held_out
+from likeness_trainer.evaluate import HeldOutVideos, compare, evaluation_document, rescore, sample_held_out
 from likeness_trainer.learn.batch import rows_of_step
 from likeness_trainer.learn.credit import (
     GroupScores,
@@ -39,6 +39,7 @@ from likeness_trainer.learn.window import Window, window_of
 from likeness_trainer.preflight import Preflight, load_held_out
 from likeness_trainer.reward_link import GroupDroppedError, GroupScoring, RewardLink
 from likeness_trainer.run.checkpoint import Retention, load_checkpoint, save_checkpoint
+from likeness_trainer.run.environment import write_environment
 from likeness_trainer.run.export import export_run_lora
 from likeness_trainer.run.filmstrip import write_filmstrip
 from likeness_trainer.run.folder import RunFolder
@@ -65,6 +66,7 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
     progress.say(f"reward server {config.reward.endpoint}: pack {server.pack_name}, models {server.model_fingerprint}")
 
     model = WanModule(config.model, config.sampler, seed=config.seed)
+    write_environment(folder.path, model.device)
     learner = Learner(model, config.optimizer, config.algorithm)
     start = restore(folder, learner, resume, progress)
     with progress.counting("preparing prompts", len(ready.dataset)) as advance:
@@ -327,6 +329,8 @@ class Evaluation:
         before = HeldOutVideos.load(self.folder.samples / "held_out_before.npz")
         after = self._sample("after")
         seed = self.config.evaluation.seed
+        rows = [self.prompts[pair % len(self.prompts)].row for pair in range(len(before.values))]
+        self.folder.write_evaluation(evaluation_document(before, after, rows, self.pack, seed))
         result: dict[str, Any] = {"held_out": compare(before, after, self.pack, seed)}
         others = []
         for pack in self.config.evaluation.packs:

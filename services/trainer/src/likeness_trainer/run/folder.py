@@ -22,7 +22,8 @@ EXTENDABLE = (
 
 
 class RunFolder:
-    """RUN/: config.yaml, metrics.jsonl, tensorboard/, samples/, checkpoints/, lora/, report.html, summary.json."""
+    """RUN/: config.yaml, metrics.jsonl, tensorboard/, samples/, checkpoints/, lora/, report.html,
+    summary.json, evaluation.json, environment.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,6 +32,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.lora = path / "lora"
         self.summary_file = path / "summary.json"
+        self.evaluation_file = path / "evaluation.json"
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
@@ -77,6 +79,14 @@ class RunFolder:
     def latest_checkpoint(self) -> Path | None:
         """Returns the newest complete checkpoint, or None."""
         return next(iter(reversed(list_checkpoints(self.checkpoints))), None)
+
+    def write_evaluation(self, document: dict[str, Any]) -> None:
+        """Writes evaluation.json atomically."""
+        write_text(self.evaluation_file, json.dumps(document, indent=2) + "\n")
+
+    def forget_evaluation(self) -> None:
+        """Removes the scores of the untrained model, so that a resumed run takes them again: the reward changed."""
+        (self.samples / "held_out_before.npz").unlink(missing_ok=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json atomically."""

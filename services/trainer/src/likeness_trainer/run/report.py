@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from likeness_trainer.errors import RunFolderError
 from likeness_trainer.run.charts import curve, paired_scatter, phase_seconds, smoothing_window
+from likeness_trainer.run.environment import ENVIRONMENT_NAME
 from likeness_trainer.run.metrics import METRICS_NAME, SECONDS_KEY, STEP_KEY, read_metrics
 from likeness_trainer.run.phase_clock import TOTAL
 from likeness_trainer.run.report_page import filmstrip, note, page, png_bytes_address, section, table
@@ -30,6 +31,8 @@ FIRST_CURVES = {
     "ratio_deviation": "largest |ratio - 1| of a step",
     "groups_dropped": "groups dropped for want of a score",
     "groups_without_variance": "groups of equal rewards: no signal",
+    "skipped": "steps skipped: something was not finite",
+    "kl_weight": "weight of the KL, adapted to its target",
     "learning_rate": "learning rate",
 }
 """Metrics that are drawn first, and their titles; all others follow in the order of the file under their own names."""
@@ -74,6 +77,7 @@ def write_report(run_dir: Path) -> Path:
         _pictures(before, after),
         _training_samples(run_dir / "samples"),
         _facts(summary),
+        _environment(run_dir / ENVIRONMENT_NAME),
         section("Configuration", f"<pre>{escape(config_file.read_text(encoding='utf-8'))}</pre>"),
     ]
     path = run_dir / REPORT_NAME
@@ -215,6 +219,17 @@ def _facts(summary: Mapping[str, Any]) -> str:
         [name.replace("_", " "), str(value)] for name, value in summary.items() if not isinstance(value, (dict, list))
     ]
     return section("Run", table((), rows)) if rows else ""
+
+
+def _environment(path: Path) -> str:
+    """Returns what the run ran on, as its newest start wrote it."""
+    if not path.is_file():
+        return ""
+    try:
+        described: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged: {error}") from error
+    return section("Environment", table((), [[name, text] for name, text in described.items()]))
 
 
 def _read_summary(run_dir: Path) -> dict[str, Any]:
