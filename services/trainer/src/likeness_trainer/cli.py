@@ -139,8 +139,8 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("export-lora", help="write a run's LoRA for other tools", description=(
-        "Writes, for each trained expert, LABEL.safetensors (ComfyUI, diffusers, DiffSynth) and peft/LABEL/ (PEFT). "
-        "Needs the checkpoint only, not the model."
+        "Writes, for each trained expert, LABEL.safetensors (ComfyUI, diffusers, DiffSynth) and peft/LABEL/ (PEFT), "
+        "and README.md, a model card. Needs the checkpoint only, not the model."
     ))  # fmt: skip
     command.add_argument("run_dir", type=Path, metavar="RUN")
     command.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the newest of the run")
@@ -256,8 +256,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
     folder = RunFolder.existing(arguments.run_dir)
     config = load_config(folder.config_file, environment={})
-    fingerprint = folder.read_summary().get("reward_fingerprint", "")
-    for path in export_run_lora(folder, config, fingerprint, arguments.checkpoint, arguments.output):
+    for path in export_run_lora(folder, config, arguments.checkpoint, arguments.output):
         print(path)
 
 

@@ -104,7 +104,6 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
                 checkpoint(done)
             stop.raise_if_requested(done, config.steps)
 
-    export_run_lora(folder, config, server.model_fingerprint)
     with learner.evaluated():
         held_out = evaluation.after()
     summary = {
@@ -112,6 +111,7 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
         "reward_fingerprint": server.model_fingerprint, **held_out,
     }  # fmt: skip
     folder.write_summary(summary)
+    export_run_lora(folder, config)
     write_report(folder.path)
     link.close()
     return folder

@@ -8,19 +8,19 @@ from typing import Any
 
 from likeness_trainer.config import TrainConfig
 from likeness_trainer.errors import RunFolderError
-from likeness_trainer.run.checkpoint import load_checkpoint
-from likeness_trainer.run.folder import RunFolder
+from likeness_trainer.run.checkpoint import load_checkpoint, reward_fingerprint_of
+from likeness_trainer.run.folder import RunFolder, write_text
+from likeness_trainer.run.model_card import model_card
 from likeness_trainer.wan.lora_files import AdapterWeights, LoraMetadata, write_peft_directory, write_single_file
 
 
 def export_run_lora(
     folder: RunFolder,
     config: TrainConfig,
-    reward_fingerprint: str,
     checkpoint: Path | None = None,
     output: Path | None = None,
 ) -> list[Path]:
-    """Writes, for each trained expert, `LABEL.safetensors` and `peft/LABEL/`, and returns what was written.
+    """Writes `LABEL.safetensors` and `peft/LABEL/` for each trained expert, and a README.md; returns what was written.
 
     Needs the checkpoint only, not the model.
 
@@ -32,6 +32,7 @@ def export_run_lora(
     if source is None:
         raise RunFolderError(f"{folder.path} has no checkpoint yet, so there is no LoRA to export")
     state = load_checkpoint(source)
+    reward_fingerprint = reward_fingerprint_of(source)
     target = output or folder.lora
     created = datetime.fromtimestamp(source.stat().st_mtime, UTC).date()
     written: list[Path] = []
@@ -49,7 +50,11 @@ def export_run_lora(
         )
         written.append(write_single_file(weights, target / f"{label}.safetensors", metadata))
         written.append(write_peft_directory(weights, target / "peft" / label, metadata.base_model))
-    return written
+    title = f"{folder.path.resolve().name}, step {state.step}"
+    card = target / "README.md"
+    labels = list(state.labels.values())
+    write_text(card, model_card(title, config, labels, state.step, reward_fingerprint, folder.read_summary()))
+    return [*written, card]
 
 
 def _base_model(model_paths: Any, expert: str) -> str:
