@@ -6,10 +6,43 @@ import argparse
 import json
 import logging
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 from likeness_trainer.errors import ConfigError, TrainerError
+
+MOST_CHANGED = {
+    "what and where": (
+        ("run_dir", "folder that the run writes"),
+        ("data.metadata", "metadata.csv, .json or .jsonl with the columns video, prompt, reference_image"),
+        ("evaluation.metadata", "people that are not trained on"),
+        ("model.model_paths.dit", "weights; also dit2, vae, text_encoder"),
+        ("reward.endpoint", "HOST:PORT of the reward server"),
+    ),
+    "how long and how strong": (
+        ("steps", "optimizer steps"),
+        ("optimizer.learning_rate", "constant after the warm-up"),
+        ("algorithm.kl_weight", "hold to the base model; 0 is faster and lets the policy drift"),
+        ("algorithm.group_size", "samples of one prompt that are compared"),
+        ("algorithm.groups_per_step", "prompts in one update"),
+        ("model.lora_rank", "size of the adapters"),
+    ),
+    "memory and speed": (
+        ("algorithm.branch_batch", "samples in one DiT evaluation"),
+        ("model.use_gradient_checkpointing", "recompute instead of keeping activations"),
+        ("model.torch_dtype", "precision of the frozen weights"),
+        ("data.num_frames", "4n + 1"),
+    ),
+    "algorithm (docs/algorithms.md)": (
+        ("sampler.stochastic_step", "cps or flow_sde"),
+        ("algorithm.window", "all or one"),
+        ("algorithm.credit", "latent_frame or video"),
+        ("algorithm.ratio", "standard or guard"),
+        ("algorithm.reward_weights", "components of the reward, for example {identity: 1, coverage: 0.2}"),
+    ),
+}
+"""Settings listed by `train --help`, the most changed first."""
 
 EXAMPLES = """examples:
   likeness-trainer demo                                  train the toy world end to end, in minutes
@@ -69,11 +102,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = commands.add_parser("train", help="train a LoRA from a recipe", description=(
+    command = commands.add_parser("train", help="train a LoRA from a recipe", description=textwrap.fill(
         "Trains a LoRA from a recipe. Settings: the recipe, then variables LIKENESS_TRAINER_A__B, then "
         "--set. Needs a reward server at reward.endpoint (`likeness-reward serve`). Ctrl-C stops after a step, "
-        "with a checkpoint. Exit codes: 2 a setting, file or row is wrong; 75 the reward server stayed away."
-    ))  # fmt: skip
+        "with a checkpoint. Exit codes: 2 a setting, file or row is wrong; 75 the reward server stayed away.", width=100
+    ), epilog=_most_changed(), formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     command.add_argument("recipe", type=Path, metavar="RECIPE", help="YAML file, see recipes/")
     _add_set(command)
     command.add_argument(
@@ -85,6 +118,13 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="resume although the reward server has other models than those that gave the rewards so far",
     )
     command.set_defaults(run=_train)
+
+
+def _most_changed() -> str:
+    lines = ["settings that are changed most, each with --set KEY=VALUE:"]
+    for group, settings in MOST_CHANGED.items():
+        lines += ["", f"  {group}", *(f"    {key:<34}{text}" for key, text in settings)]
+    return "\n".join([*lines, "", "Every setting of a run, with its value, stands in RUN/config.yaml."])
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -220,6 +220,7 @@ class GroupScoring:
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._abandoned = False
+        self._last_frame_at = self._finished_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="reward-group", daemon=True)
         self._thread.start()
 
@@ -229,6 +230,7 @@ class GroupScoring:
             video = self._videos[sample]
             video.chunks.append((first_frame, frames_rgb))
             video.frames_kept += len(frames_rgb)
+            self._last_frame_at = time.monotonic()
             self._changed.notify_all()
 
     def results(self) -> list[VideoReward]:
@@ -242,6 +244,11 @@ class GroupScoring:
         if self._failure is not None:
             raise self._failure
         return [video.result for video in self._videos if video.result is not None]
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from the group's last frame to its last result; known once `results` has returned."""
+        return max(0.0, self._finished_at - self._last_frame_at)
 
     def abandon(self) -> None:
         """Stops the thread; the group's results are no longer wanted."""
@@ -259,6 +266,7 @@ class GroupScoring:
                     patience.wait_after(error)
         except Exception as error:  # carried to the thread that asks for the results
             self._failure = error
+        self._finished_at = time.monotonic()
 
     def _unfinished(self) -> list[int]:
         return [index for index, video in enumerate(self._videos) if video.result is None]

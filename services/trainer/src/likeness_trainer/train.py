@@ -44,7 +44,7 @@ from likeness_trainer.run.export import export_run_lora
 from likeness_trainer.run.filmstrip import write_filmstrip
 from likeness_trainer.run.folder import RunFolder
 from likeness_trainer.run.metrics import MetricsWriter
-from likeness_trainer.run.phase_clock import PhaseClock
+from likeness_trainer.run.phase_clock import REWARD, PhaseClock
 from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.run.report import write_report
 from likeness_trainer.run.sampling import load_trained
@@ -136,8 +136,9 @@ def train_step(
     ]
     if (step + 1) % config.checkpoint_every == 0 and rollouts[0].preview is not None:
         write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", rollouts[0].preview)
-    with clock.phase("reward"):
+    with clock.phase(REWARD):
         groups, fault = collect_rewards(rollouts, config)
+    clock.note_reward_latency(sum(group.rollout.group.latency_s for group in groups))
     batches, equal = ([], 0) if fault else scored_trajectories(groups, algorithm, model.device)
     with clock.phase("update"):
         update = learner.update(batches, step, fault)

@@ -8,6 +8,10 @@ from contextlib import contextmanager
 
 TOTAL = "total"
 """Name of the whole step among the phases' seconds."""
+REWARD = "reward"
+"""Seconds that the step stood still for rewards."""
+REWARD_HIDDEN = "reward_hidden"
+"""Seconds of the reward's latency that passed while something else was done: not a phase of the step."""
 
 
 class PhaseClock:
@@ -25,6 +29,11 @@ class PhaseClock:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def note_reward_latency(self, seconds: float) -> None:
+        """Takes the summed latency of a step's rewards, each from its last frame to its result; what was not waited for
+        was hidden."""
+        self._seconds[REWARD_HIDDEN] = max(0.0, seconds - self._seconds.get(REWARD, 0.0))
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of every phase and of the whole step so far, under TOTAL."""

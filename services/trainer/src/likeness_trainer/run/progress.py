@@ -62,4 +62,5 @@ def describe(metrics: Metrics) -> str:
         for label, key, digits in (("reward", "reward", 3), ("coverage", "coverage", 2), ("KL", "kl", 4))
         if metrics.get(key) is not None
     ]
-    return "  ".join(values) + f"  [s: {seconds}]"
+    skipped = f"  SKIPPED: {metrics['skipped_because']}" if metrics.get("skipped") else ""
+    return "  ".join(values) + f"  [s: {seconds}]" + skipped

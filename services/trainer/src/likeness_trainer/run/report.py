@@ -17,7 +17,7 @@ from likeness_trainer.errors import RunFolderError
 from likeness_trainer.run.charts import curve, paired_scatter, phase_seconds, smoothing_window
 from likeness_trainer.run.environment import ENVIRONMENT_NAME
 from likeness_trainer.run.metrics import METRICS_NAME, SECONDS_KEY, STEP_KEY, read_metrics
-from likeness_trainer.run.phase_clock import TOTAL
+from likeness_trainer.run.phase_clock import REWARD_HIDDEN, TOTAL
 from likeness_trainer.run.report_page import filmstrip, note, page, png_bytes_address, section, table
 
 REPORT_NAME = "report.html"
@@ -145,7 +145,8 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     window = smoothing_window(len(steps))
     text = f"Bold: mean of the last {window} steps; faint: each step." if window > 1 else "One point a step."
     content = [note(text), f'<div class="charts">{"".join(charts)}</div>']
-    phases = list(dict.fromkeys(phase for record in metrics for phase in record.get(SECONDS_KEY, {}) if phase != TOTAL))
+    phases = list(dict.fromkeys(phase for record in metrics for phase in record.get(SECONDS_KEY, {})))
+    phases = [phase for phase in phases if phase not in (TOTAL, REWARD_HIDDEN)]
     if phases:
         seconds = {phase: [record.get(SECONDS_KEY, {}).get(phase, 0.0) for record in metrics] for phase in phases}
         content.append(f'<div class="charts">{phase_seconds(steps, seconds)}</div>')
