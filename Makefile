@@ -34,8 +34,9 @@ lint: setup  ## style, types and the contract
 	$(BIN)/mypy
 	$(BIN)/python proto/lint.py
 
-bench: setup  ## ratios measured side by side in one run
+bench: setup $(TRITON)/.complete  ## ratios measured side by side in one run
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python benchmarks/run.py
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} PYTHONPATH=tests/reward/triton $(BIN)/python benchmarks/triton.py
 
 clean:  ## remove what setup made
 	rm -rf .venv

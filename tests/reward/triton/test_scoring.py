@@ -72,18 +72,37 @@ def test_rewards_equal_the_embedded_ones_to_the_last_bit(
             np.testing.assert_array_equal(frame.observation.face.landmarks, reference.observation.face.landmarks)
 
 
+def test_painted_people_have_equal_rewards_under_the_toy_pack(
+    start_triton, export_pack: Callable[..., Path], toy_pack: Path, tmp_path: Path
+) -> None:
+    from likeness_toyworld import painter
+
+    rng = np.random.default_rng(5)
+    clips = [
+        painter.paint_clip(painter.sample_identity(index), painter.sample_motion(rng), 9, 64)[0] for index in range(3)
+    ]
+    embedded = EmbeddedScorer(toy_pack)
+    scorer = TritonScorer(start_triton(export_pack(toy_pack, tmp_path / "models")).url)
+    identity = embedded.embed_identity([clips[0][0]])
+    found = [scorer.score(clip, identity) for clip in clips]
+    expected = [embedded.score(clip, identity) for clip in clips]
+    assert [reward.similarities for reward in found] == [reward.similarities for reward in expected]
+    assert all(reward.embedded_frame_count > 0 for reward in expected)
+    scorer.connection.close()
+
+
 def test_many_callers_get_what_one_gets(serve, scorer: TritonScorer, frames: np.ndarray) -> None:
     server = serve(scorer, workers=8)
     with RewardClient(server.endpoint, timeout_s=120) as client:
         identity = client.embed_identity([frames[0]])
         expected = [client.score(frames[index : index + 1], identity).value for index in range(4)]
         before = executions(scorer)
-        with ThreadPoolExecutor(32) as callers:
-            found = list(callers.map(lambda index: client.score(frames[index % 4][None], identity).value, range(32)))
-    assert found == expected * 8
+        with ThreadPoolExecutor(64) as callers:
+            found = list(callers.map(lambda index: client.score(frames[index % 4][None], identity).value, range(64)))
+    assert found == expected * 16
     # Triton joined requests that waited: fewer runs of the detector than images.
     images, runs = (after - earlier for after, earlier in zip(executions(scorer), before, strict=True))
-    assert images == 32
+    assert images == 64
     assert runs < images
 
 

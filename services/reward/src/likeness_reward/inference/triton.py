@@ -193,7 +193,6 @@ class TritonConnection:
                 [images],
                 lambda result, error: answers.put((result, error)),
                 outputs=outputs,
-                timeout=int(timeout_s * 1e6),
                 client_timeout=timeout_s,
             )
         with contextlib.nullcontext() if call is None else call.watched(request.cancel):

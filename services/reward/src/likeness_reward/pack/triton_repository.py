@@ -29,8 +29,6 @@ Runtime = Literal["onnxruntime", "python"]
 
 MODEL_FILE = "model.onnx"
 VERSION_FOLDER = "1"
-MOST_WAITING = 128
-"""Requests that may wait for a model; Triton refuses the next one as UNAVAILABLE."""
 TENSORRT_WORKSPACE_BYTES = 2**30
 
 
@@ -197,13 +195,13 @@ def model_config(
 
 
 def set_batching(config: model_config_pb2.ModelConfig, max_batch: int) -> None:
-    """Lets Triton join waiting requests to powers of two, without waiting for more; a full queue refuses."""
-    batching = config.dynamic_batching
-    batching.preferred_batch_size[:] = [2**power for power in range(1, 16) if 2**power < max_batch] + [max_batch]
-    policy = batching.default_queue_policy
-    policy.max_queue_size = MOST_WAITING
-    policy.allow_timeout_override = True
-    policy.timeout_action = model_config_pb2.ModelQueuePolicy.REJECT
+    """Lets Triton join waiting requests to powers of two, without waiting for more.
+
+    No queue policy: with one, Triton now and then lets a request wait for half a second. What may wait is bounded by
+    the service, which sends one request per worker.
+    """
+    powers = [2**power for power in range(1, 16) if 2**power < max_batch]
+    config.dynamic_batching.preferred_batch_size[:] = [*powers, max_batch]
 
 
 def set_tensorrt(config: model_config_pb2.ModelConfig, precision: Precision) -> None:
