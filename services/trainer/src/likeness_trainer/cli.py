@@ -277,8 +277,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from likeness_trainer.demo import verdict
+    from likeness_trainer.evaluate import evaluate_run
     from likeness_trainer.run.evaluation_table import print_evaluation
-    from likeness_trainer.train import evaluate_run
 
     evaluate_run(folder, config, RunProgress())
     text = folder.evaluation_file.read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ anything; a video is one decision per stochastic step and latent frame.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 
 from likeness_reward.domain import VideoReward
 from likeness_trainer.config import TrainConfig, dump_config
-from likeness_trainer.data.dataset import Dataset
 from likeness_trainer.errors import NonFiniteRunError, RewardUnavailableError
-from likeness_trainer.evaluate import HeldOutVideos, compare, evaluation_document, rescore, sample_held_out
+from likeness_trainer.evaluate import Evaluation
 from likeness_trainer.learn.batch import rows_of_step
 from likeness_trainer.learn.credit import (
     GroupScores,
@@ -36,7 +34,7 @@ from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
 from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decoded
 from likeness_trainer.learn.update import ScoredTrajectory
 from likeness_trainer.learn.window import Window, window_of
-from likeness_trainer.preflight import Preflight, load_held_out
+from likeness_trainer.preflight import Preflight
 from likeness_trainer.reward_link import GroupDroppedError, GroupScoring, RewardLink
 from likeness_trainer.run.checkpoint import Retention, load_checkpoint, save_checkpoint
 from likeness_trainer.run.environment import write_environment
@@ -47,7 +45,6 @@ from likeness_trainer.run.metrics import MetricsWriter
 from likeness_trainer.run.phase_clock import REWARD, PhaseClock
 from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.run.report import write_report
-from likeness_trainer.run.sampling import load_trained
 from likeness_trainer.run.stop_signals import StopSignals
 from likeness_trainer.run.trackers import open_trackers
 from likeness_trainer.wan.decoding import NonFiniteFramesError
@@ -273,19 +270,6 @@ def reward_metrics(rewards: list[list[VideoReward]], algorithm: PolicyGradientCo
     }
 
 
-def evaluate_run(folder: RunFolder, config: TrainConfig, progress: RunProgress) -> None:
-    """Samples the held-out pairs of a run anew, with and without its newest adapters; rewrites summary and report."""
-    held_out = load_held_out(config)
-    link = RewardLink(config.reward)
-    server = link.connect()
-    model = load_trained(folder, config)
-    evaluation = Evaluation(config, folder, link, model, held_out, server.pack_name, progress)
-    evaluation.before(start=0)
-    folder.write_summary({**folder.read_summary(), **evaluation.after()})
-    write_report(folder.path)
-    link.close()
-
-
 def restore(folder: RunFolder, learner: Learner, resume: bool, progress: RunProgress) -> int:
     """Returns the step to start with, after loading the newest checkpoint of a resumed run."""
     latest = folder.latest_checkpoint() if resume else None
@@ -295,55 +279,3 @@ def restore(folder: RunFolder, learner: Learner, resume: bool, progress: RunProg
     learner.restore(checkpoint)
     progress.say(f"resuming {folder.path} after step {checkpoint.step}")
     return checkpoint.step
-
-
-@dataclass
-class Evaluation:
-    """Samples the held-out pairs before and after training and compares them."""
-
-    config: TrainConfig
-    folder: RunFolder
-    link: RewardLink
-    model: WanModule
-    dataset: Dataset | None
-    pack: str
-    progress: RunProgress
-
-    def __post_init__(self) -> None:
-        self.prompts: list[PreparedPrompt] = []
-
-    def before(self, start: int) -> None:
-        """Samples the pairs with the untouched model, unless a resumed run already did."""
-        if self.dataset is None:
-            return
-        people = min(len(self.dataset), self.config.evaluation.pairs)
-        with self.progress.counting("preparing held-out people", people) as advance:
-            self.prompts = prepare_prompts(self.model, self.link, self.dataset, people, advance)
-        if start == 0 or not (self.folder.samples / "held_out_before.npz").is_file():
-            with self.model.without_adapters():
-                self._sample("before")
-
-    def after(self) -> dict[str, Any]:
-        """Returns the `held_out` part of the summary."""
-        if self.dataset is None:
-            return {}
-        before = HeldOutVideos.load(self.folder.samples / "held_out_before.npz")
-        after = self._sample("after")
-        seed = self.config.evaluation.seed
-        rows = [self.prompts[pair % len(self.prompts)].row for pair in range(len(before.values))]
-        self.folder.write_evaluation(evaluation_document(before, after, rows, self.pack, seed))
-        result: dict[str, Any] = {"held_out": compare(before, after, self.pack, seed)}
-        others = []
-        for pack in self.config.evaluation.packs:
-            with self.progress.counting(f"scoring under {Path(pack).name}", 2 * len(before.values)) as advance:
-                pair = [rescore(v, self.dataset, Path(pack), self.config.reward, advance) for v in (before, after)]
-            others.append(compare(pair[0], pair[1], Path(pack).name, seed))
-        return {**result, "held_out_other_packs": others} if others else result
-
-    def _sample(self, name: str) -> HeldOutVideos:
-        assert self.dataset is not None
-        with self.progress.counting(f"held-out videos {name} training", self.config.evaluation.pairs) as advance:
-            videos = sample_held_out(self.model, self.link, self.prompts, self.config.evaluation, advance)
-        first_frames = [self.dataset[p % len(self.prompts)].first_frame for p in range(len(videos.values))]
-        videos.save(self.folder.samples / f"held_out_{name}.npz", np.stack(first_frames))
-        return videos

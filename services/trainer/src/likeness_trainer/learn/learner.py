@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from likeness_trainer.config import OptimizerConfig
@@ -54,24 +55,21 @@ class Learner:
         learning_rate = self.config.learning_rate * min(1.0, (step + 1) / max(self.config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        algorithm = self.algorithm.model_copy(update={"kl_weight": self.kl_weight})
         statistics: list[UpdateStatistics] = []
         norms: list[float] = []
         for _ in range(self.algorithm.updates_per_rollout):
-            self.optimizer.zero_grad(set_to_none=True)
-            statistics.append(accumulate_gradients(self.model, batches, algorithm))
-            parameters = self.model.lora_parameters()
-            norm = get_total_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
-            norms.append(norm.item())
-            fault = self._non_finite(statistics[-1].loss, norms[-1])
+            accumulated, norm = self._accumulate(batches)
+            fault = self._non_finite(accumulated.loss, norm.item())
             if fault is not None:
                 return self._skip(fault)
-            clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
+            clip_grads_with_norm_(self.model.lora_parameters(), self.config.max_grad_norm, norm)
             self.optimizer.step()
             if self.average is not None:
                 self.average.update()
+            statistics.append(accumulated)
+            norms.append(norm.item())
         self.skipped_in_a_row = 0
-        metrics: dict[str, Any] = {
+        return {
             "loss": statistics[0].loss,
             "kl": statistics[-1].kl,
             "ratio_deviation_first": statistics[0].ratio_deviation,
@@ -79,12 +77,25 @@ class Learner:
             "clip_fraction": statistics[-1].clip_fraction,
             "grad_norm": sum(norms) / len(norms),
             "learning_rate": learning_rate,
+            **self._adapt_kl_weight(statistics[-1].kl),
             "skipped": 0,
         }
-        if self.algorithm.kl_target is not None:
-            metrics["kl_weight"] = self.kl_weight
-            self.kl_weight = adapted_kl_weight(self.kl_weight, statistics[-1].kl, self.algorithm.kl_target)
-        return metrics
+
+    def _accumulate(self, batches: list[ScoredTrajectory]) -> tuple[UpdateStatistics, Tensor]:
+        """Computes the gradient of one update and returns its statistics and its norm, a scalar."""
+        self.optimizer.zero_grad(set_to_none=True)
+        algorithm = self.algorithm.model_copy(update={"kl_weight": self.kl_weight})
+        statistics = accumulate_gradients(self.model, batches, algorithm)
+        gradients = [parameter.grad for parameter in self.model.lora_parameters() if parameter.grad is not None]
+        return statistics, get_total_norm(gradients)
+
+    def _adapt_kl_weight(self, kl: float) -> dict[str, float]:
+        """Moves the weight of the divergence towards its target, if there is one; returns the weight that was used."""
+        if self.algorithm.kl_target is None:
+            return {}
+        used = self.kl_weight
+        self.kl_weight = adapted_kl_weight(used, kl, self.algorithm.kl_target)
+        return {"kl_weight": used}
 
     def _non_finite(self, loss: float, norm: float) -> str | None:
         """Returns what of an accumulation is NaN or infinite, or None."""
