@@ -66,6 +66,16 @@ def test_samples_do_not_depend_on_how_branches_are_batched(module, conditioning)
     torch.testing.assert_close(together, apart, atol=1e-4, rtol=0)
 
 
+def test_a_sample_depends_on_its_seed_and_index_and_not_on_the_rest_of_its_group(module, conditioning) -> None:
+    few = [latents for _, latents in sample_group(module, conditioning, 2, 1, (0, "rollout", 3, 1))]
+    torch.manual_seed(99)
+    many = [latents for _, latents in sample_group(module, conditioning, 3, 1, (0, "rollout", 3, 1))]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(few, many, strict=False))
+    assert not torch.equal(many[1], many[2])
+    (_, other), *_ = sample_group(module, conditioning, 2, 1, (0, "rollout", 4, 1))
+    assert not torch.equal(other, few[0])
+
+
 def test_the_stored_log_density_is_that_of_the_stored_step(module, conditioning) -> None:
     (trajectory, _), *_ = sample_group(module, conditioning, 2, 2, ("density",))
     sigmas = module.schedule.sigmas

@@ -24,6 +24,7 @@ def test_one_step_is_drawn_uniformly_and_depends_on_seed_and_step_only(module) -
     assert drawn != [window_of(module.schedule, "one", 6, step) for step in range(300)]
     counts = {step: sum(window.stochastic == (step,) for window in drawn) for step in (4, 5, 6)}
     assert sum(counts.values()) == 300
+    assert all(window.trained == window.stochastic for window in drawn)
     assert all(70 < count < 130 for count in counts.values())
 
 
