@@ -211,7 +211,7 @@ def non_finite_message(folder: RunFolder, skipped: int, step: int, metrics: dict
     return (
         f"stopped after step {step}: {skipped} steps in a row were skipped, the last because "
         f"{metrics['skipped_because']}. {folder.latest_checkpoint()} holds the adapters as the last finite step left "
-        "them; a lower optimizer.learning_rate or model.torch_dtype=float32 may help"
+        "them; a new run with a lower optimizer.learning_rate or model.torch_dtype=float32 may help"
     )
 
 
