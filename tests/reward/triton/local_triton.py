@@ -136,8 +136,10 @@ def end_with_parent() -> None:
 
 
 def main() -> None:
-    """Runs a Triton until interrupted."""
+    """Runs a Triton until SIGINT or SIGTERM."""
     repository, *port = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         triton = TritonProcess(Path(repository), Path(folder), int(port[0]) if port else None)
         try:

@@ -18,7 +18,7 @@ from tritonclient.grpc import InferenceServerClient
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
 from likeness_reward.client import RewardClient
 from likeness_reward.domain import IdentityTemplate
-from likeness_reward.errors import DeadlineExceeded, InferenceServerUnavailable, NoFaceInImages
+from likeness_reward.errors import DeadlineExceeded, InferenceFailed, InferenceServerUnavailable, NoFaceInImages
 from likeness_reward.images import encode_png
 from likeness_reward.inference.call import CURRENT_CALL, Call
 from likeness_reward.triton_scorer import TritonScorer
@@ -200,6 +200,44 @@ def known_regions(url: str) -> list[str]:
     """Returns the names of the shared memory that Triton has mapped."""
     with InferenceServerClient(url) as client:
         return list(client.get_system_shared_memory_status().regions)
+
+
+def test_a_killed_server_leaves_no_shared_memory_behind(start_triton, start_gateway, models: Path, colours) -> None:
+    triton = start_triton(models)
+    gateway = start_gateway(triton.url, triton_shared_memory="on")
+    with RewardClient(gateway.endpoint, timeout_s=10) as client:
+        client.embed_identity([colours.frame()])
+    left = known_regions(triton.url)
+    assert left
+    gateway.process.kill()
+    give_up_at = time.monotonic() + 5
+    while list(Path("/dev/shm").glob("likeness-*")):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+    scorer = TritonScorer(triton.url, shared_memory="on")
+    assert not set(left) & set(known_regions(triton.url))
+    scorer.connection.close()
+    triton.kill()
+
+
+def test_a_model_that_is_loaded_but_fails_is_not_ready(start_triton, start_gateway, models: Path, colours) -> None:
+    path = models / "face_recognizer" / "1" / "model.py"
+    flag = models.parent / "fail"
+    before = "            outputs = self.session.run"
+    failure = f"            if Path({str(flag)!r}).exists():\n                raise RuntimeError('no memory')\n"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, failure + before))
+    triton = start_triton(models)
+    gateway = start_gateway(triton.url)
+    with RewardClient(gateway.endpoint, timeout_s=10) as client:
+        identity = client.embed_identity([colours.frame()])
+        flag.touch()
+        with pytest.raises(InferenceFailed, match="model face_recognizer: .*onnxruntime: no memory"):
+            client.score(videos(colours)[0], identity)
+        gateway.wait_until(serving=False, within_s=5)
+        flag.unlink()
+        gateway.wait_until(serving=True, within_s=5)
+        assert client.score(videos(colours)[0], identity).embedded_frame_count == 1
 
 
 def test_a_cancelled_call_stops_waiting_for_triton_at_once(start_triton, models: Path, colours) -> None:

@@ -39,6 +39,8 @@ def open_triton(settings: ServerSettings) -> "TritonScorer":
         timeout_s=settings.triton_timeout_s,
         start_timeout_s=settings.triton_start_timeout_s,
     )
+    means = "shared memory" if scorer.connection.shares_memory else "messages"
+    logger.info("the networks run in Triton at %s; images go there in %s", settings.triton_url, means)
     if settings.pack is not None:
         scorer.check_pack(settings.pack, settings.detector_size)
     return scorer
@@ -58,10 +60,11 @@ async def follow_backend(
         await asyncio.sleep(settings.triton_probe_interval_s)
         try:
             await asyncio.to_thread(scorer.check_ready, settings.triton_probe_interval_s)
-            answers = True
+            problem = None
         except LikenessError as error:
-            logger.warning("not ready: %s", error.message)
-            answers = False
-        if answers != ready:
-            ready = answers
-            await set_ready(ready)
+            problem = error.message
+        if ready == (problem is None):
+            continue
+        ready = problem is None
+        logger.warning("ready again" if ready else f"not ready: {problem}")
+        await set_ready(ready)
