@@ -16,11 +16,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import InferenceServerClient
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
+from likeness_reward.backend import open_backend
 from likeness_reward.client import RewardClient
 from likeness_reward.domain import IdentityTemplate
-from likeness_reward.errors import DeadlineExceeded, InferenceFailed, InferenceServerUnavailable, NoFaceInImages
+from likeness_reward.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InferenceServerUnavailable,
+    InvalidRepository,
+    NoFaceInImages,
+)
 from likeness_reward.images import encode_png
 from likeness_reward.inference.call import CURRENT_CALL, Call
+from likeness_reward.settings import ServerSettings
 from likeness_reward.triton_scorer import TritonScorer
 
 SERVICE = "likeness.reward.v1.RewardService"
@@ -275,12 +283,38 @@ def test_a_client_that_goes_away_frees_the_server_for_the_next(
         assert time.monotonic() - started < 1.0
 
 
+def test_a_stream_that_goes_away_frees_the_server_for_the_next(
+    start_triton, start_gateway, export_pack: Callable[..., Path], written_pack: Path, tmp_path: Path, colours
+) -> None:
+    repository = export_pack(written_pack, tmp_path / "two", instances=2)
+    slow_down(repository, "face_detector")
+    gateway = start_gateway(start_triton(repository).url, workers=1)
+    with RewardClient(gateway.endpoint, timeout_s=20) as client:
+        identity = client.embed_identity([colours.frame()])
+        stream = client.open_stream(identity=identity, deadline_s=60)
+        stream.start_video("video", 64, 64, 2)
+        stream.send_frames("video", 0, videos(colours)[0])
+        time.sleep(0.5)
+        started = time.monotonic()
+        stream.cancel()
+        with pytest.raises(NoFaceInImages):
+            client.embed_identity([np.zeros((64, 64, 3), np.uint8)])
+        assert time.monotonic() - started < 1.0
+
+
+def test_a_detector_size_that_triton_does_not_have_is_named(start_triton, models: Path) -> None:
+    settings = ServerSettings(backend="triton", triton_url=start_triton(models).url, detector_size=(128, 64))
+    with pytest.raises(InvalidRepository, match="detector takes 64x64; the detector size asked for is 128x64"):
+        open_backend(settings)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--backend", "triton"], "the triton backend needs triton_url, HOST:PORT"),
         (["--triton-url", "127.0.0.1:1", "--pack", "p"], "triton_url belongs to the triton backend"),
         ([], "the embedded backend needs a pack"),
+        (["--backend", "triton", "--triton-url", "h:1", "--provider", "cuda"], "provider belongs to the embedded"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_named(arguments: list[str], message: str) -> None:

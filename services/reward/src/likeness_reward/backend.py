@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from likeness_reward.embedded import EmbeddedScorer, FaceScorer
-from likeness_reward.errors import LikenessError
+from likeness_reward.errors import InvalidRepository, LikenessError
 from likeness_reward.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def open_backend(settings: ServerSettings) -> FaceScorer:
 
 
 def open_triton(settings: ServerSettings) -> "TritonScorer":
-    """Returns a scorer whose networks run in Triton, the models checked against the pack when there is one."""
+    """Returns a scorer whose networks run in Triton, the models checked against what the settings expect."""
     from likeness_reward.triton_scorer import TritonScorer
 
     assert settings.triton_url is not None  # the settings have checked it
@@ -41,6 +41,12 @@ def open_triton(settings: ServerSettings) -> "TritonScorer":
     )
     means = "shared memory" if scorer.connection.shares_memory else "messages"
     logger.info("the networks run in Triton at %s; images go there in %s", settings.triton_url, means)
+    size = scorer.pack.detector_config.size
+    if settings.detector_size is not None and settings.detector_size != size:
+        raise InvalidRepository(
+            f"Triton's detector takes {size[0]}x{size[1]}; the detector size asked for is "
+            f"{settings.detector_size[0]}x{settings.detector_size[1]}: export the pack again"
+        )
     if settings.pack is not None:
         scorer.check_pack(settings.pack, settings.detector_size)
     return scorer

@@ -75,6 +75,8 @@ class ServerSettings(BaseSettings):
     def _backend_has_its_models(self) -> "ServerSettings":
         if self.backend == "triton" and self.triton_url is None:
             raise ValueError("the triton backend needs triton_url, HOST:PORT")
+        if self.backend == "triton" and self.provider != "cpu":
+            raise ValueError("provider belongs to the embedded backend; for Triton see `pack export-triton --device`")
         if self.backend == "embedded" and self.triton_url is not None:
             raise ValueError("triton_url belongs to the triton backend")
         if self.backend == "embedded" and self.pack is None:
