@@ -90,6 +90,14 @@ def test_the_weight_of_the_divergence_moves_after_each_step(learner, batches) ->
     assert second["kl_weight"] != 0.1
 
 
+def test_the_adapted_weight_is_the_one_in_the_loss(module, batches) -> None:
+    learner = Learner(module, OptimizerConfig(learning_rate=1e-12), ALGORITHM)
+    first = learner.update(batches, 0)
+    learner.kl_weight = 2.1
+    second = learner.update(batches, 1)
+    assert second["loss"] - first["loss"] == pytest.approx(2.0 * first["kl"], rel=1e-3)
+
+
 def test_the_average_follows_its_recurrence(learner, module, batches) -> None:
     expected = adapters(module)
     for step in range(3):
