@@ -306,6 +306,7 @@ def test_a_detector_size_that_triton_does_not_have_is_named(start_triton, models
     settings = ServerSettings(backend="triton", triton_url=start_triton(models).url, detector_size=(128, 64))
     with pytest.raises(InvalidRepository, match="detector takes 64x64; the detector size asked for is 128x64"):
         open_backend(settings)
+    assert list(Path("/dev/shm").glob("likeness-*")) == []
 
 
 @pytest.mark.parametrize(

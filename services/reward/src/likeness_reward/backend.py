@@ -41,6 +41,16 @@ def open_triton(settings: ServerSettings) -> "TritonScorer":
     )
     means = "shared memory" if scorer.connection.shares_memory else "messages"
     logger.info("the networks run in Triton at %s; images go there in %s", settings.triton_url, means)
+    try:
+        check_models(scorer, settings)
+    except LikenessError:
+        scorer.connection.close()
+        raise
+    return scorer
+
+
+def check_models(scorer: "TritonScorer", settings: ServerSettings) -> None:
+    """Raises InvalidRepository or FingerprintMismatch unless Triton's models are what the settings expect."""
     size = scorer.pack.detector_config.size
     if settings.detector_size is not None and settings.detector_size != size:
         raise InvalidRepository(
@@ -49,7 +59,6 @@ def open_triton(settings: ServerSettings) -> "TritonScorer":
         )
     if settings.pack is not None:
         scorer.check_pack(settings.pack, settings.detector_size)
-    return scorer
 
 
 async def follow_backend(
