@@ -1,4 +1,4 @@
-"""The tiny face pack, as insightface.app.FaceAnalysis runs it: people no training has seen, and pictures without one."""
+"""The tiny face pack as insightface.app.FaceAnalysis runs it: people no training has seen, and pictures without one."""
 
 import json
 import warnings
