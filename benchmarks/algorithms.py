@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+from honesty import shuffled_rewards
 
 import likeness_toyworld as toyworld
 from likeness_toyworld.dataset import write_dataset
@@ -24,12 +27,14 @@ from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.train import train
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "toy.yaml"
+CONTROL = "control: the recipe with rewards shuffled inside each group"
 VARIANTS: dict[str, list[str]] = {
     "the recipe: CPS, whole window, latent frames, KL 0.001": [],
     "Flow-SDE": ["sampler.stochastic_step=flow_sde"],
     "one random step": ["algorithm.window=one"],
     "credit to whole videos": ["algorithm.credit=video"],
     "without KL": ["algorithm.kl_weight=0"],
+    CONTROL: [],
 }
 
 
@@ -70,7 +75,8 @@ def run_variant(arguments: argparse.Namespace, seed: int, name: str, changes: li
     progress = RunProgress()
     progress.say(f"{name}, seed {seed}")
     resume = folder.config_file.exists()
-    return train(config, check_run(config, resume), resume, progress)
+    with shuffled_rewards(seed) if name == CONTROL else nullcontext():
+        return train(config, check_run(config, resume), resume, progress)
 
 
 def result(folder: RunFolder) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +31,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default: the recipe's")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/honesty"))
     arguments = parser.parse_args()
-    generator = np.random.default_rng(arguments.seed)
+    steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
+    with shuffled_rewards(arguments.seed):
+        folder = run_demo(RECIPE, arguments.run_dir, arguments.seed, [], steps, resume=False)
+    print("rewards shuffled:", verdict(folder).splitlines()[0])
+    low, _ = folder.read_summary()["held_out"]["ci95"]
+    if low > 0:
+        sys.exit("the similarity rose although the rewards were shuffled")
+
+
+@contextmanager
+def shuffled_rewards(seed: int) -> Iterator[None]:
+    """Inside, training gives every video the reward of another one of its group, drawn from `seed`."""
+    generator = np.random.default_rng(seed)
 
     def shuffled(rewards: list[VideoReward], algorithm: PolicyGradientConfig, no_face_value: float) -> GroupScores:
         order = generator.permutation(len(rewards))
         return group_scores([rewards[index] for index in order], algorithm, no_face_value)
 
     train.group_scores = shuffled
-    steps = [] if arguments.steps is None else [f"steps={arguments.steps}"]
-    folder = run_demo(RECIPE, arguments.run_dir, arguments.seed, [], steps, resume=False)
-    print("rewards shuffled:", verdict(folder).splitlines()[0])
-    low, _ = folder.read_summary()["held_out"]["ci95"]
-    if low > 0:
-        sys.exit("the similarity rose although the rewards were shuffled")
+    try:
+        yield
+    finally:
+        train.group_scores = group_scores
 
 
 if __name__ == "__main__":
