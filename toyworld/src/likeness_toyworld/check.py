@@ -7,9 +7,11 @@ the reference. Packs are measured with InsightFace's own FaceAnalysis.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -178,7 +180,8 @@ def check(packs: Sequence[Pack], people: int, with_model: bool, report: Callable
     kinds: dict[str, list[Frames]] = {"painted": painted}
     if with_model:
         report("loading the model")
-        pipeline = load_pipeline()
+        with contextlib.redirect_stdout(sys.stderr):  # DiffSynth prints what it loads; stdout is for the rows
+            pipeline = load_pipeline()
         report(f"reconstructing {people} clips")
         kinds["reconstructed"] = [reconstruct(pipeline, clip) for clip in painted]
         report(f"sampling {people} videos")
