@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from e2e_support import Server, assert_same_run, environment, free_port, records, wait_for_lines
 
-from likeness_trainer.errors import (
+from likeness_trainer.errors import ModelLoadError, (
     ConfigError,
     NonFiniteRunError,
     RewardRejectedError,
@@ -232,6 +232,12 @@ def test_every_option_resumes_bit_for_bit(run_here, server, tmp_path, more) -> N
     run_here(tmp_path / "halves", server.endpoint, *more, resume=True)
     assert_same_run(tmp_path / "halves", tmp_path / "whole")
     assert all(line["ratio_deviation_first"] == 0.0 for line in records(tmp_path / "whole"))
+
+
+def test_a_model_file_that_is_not_there_is_named_and_leaves_no_folder(run_here, server, tmp_path) -> None:
+    with pytest.raises(ModelLoadError, match=r"vae: .*absent\.safetensors"):
+        run_here(tmp_path / "run", server.endpoint, f"model.model_paths.vae={tmp_path / 'absent.safetensors'}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_batch_larger_than_the_server_takes_is_refused(run_here, server, tmp_path) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from likeness_trainer.wan.loading import ModelLoadError, load_pipeline, read_model_paths, resolve_path
+from likeness_trainer.errors import ModelLoadError
+from likeness_trainer.wan.loading import load_pipeline
+from likeness_trainer.wan.model_files import read_model_paths, resolve_path
 
 toyworld = pytest.importorskip("likeness_toyworld", reason="the toy world is not installed")
 

@@ -70,10 +70,6 @@ def main() -> None:
         sys.exit(_told(error, 2))
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
-        if type(error).__name__ != "ModelLoadError":  # its module imports DiffSynth, which takes seconds
-            raise
-        sys.exit(_told(error, 2))
 
 
 def _told(error: Exception, code: int) -> int:

@@ -15,6 +15,12 @@ class ConfigError(TrainerError):
     exit_code = 2
 
 
+class ModelLoadError(TrainerError, ValueError):
+    """A model file is missing, not recognised, or a part of the model is absent."""
+
+    exit_code = 2
+
+
 class RunFolderError(TrainerError):
     """The run folder does not allow what was asked: it holds another run, or none."""
 

@@ -13,6 +13,7 @@ from likeness_trainer.reward_link import RewardLink
 from likeness_trainer.run.checkpoint import reward_fingerprint_of
 from likeness_trainer.run.folder import RunFolder
 from likeness_trainer.run.trackers import require_trackers
+from likeness_trainer.wan.model_files import require_model_files
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def check_run(config: TrainConfig, resume: bool, accept_other_reward: bool = Fal
 
     Raises:
         ConfigError: the recipe weighs a component that the server does not give, or a tracker is not installed.
+        ModelLoadError: names every model file that does not exist.
         DatasetError: lists every row that cannot be used.
         RewardUnavailableError, RewardRejectedError: see `RewardLink.connect`.
         RunFolderError: the run folder holds another run, or none to resume, or one that other models rewarded.
@@ -42,6 +44,7 @@ def check_run(config: TrainConfig, resume: bool, accept_other_reward: bool = Fal
     path = Path(config.run_dir)
     RunFolder.check(path, resume)
     require_trackers(config.tracking)
+    require_model_files(config.model.model_paths, config.model.tokenizer_path)
     dataset = load_dataset(config.data)
     held_out = load_held_out(config)
     link = RewardLink(config.reward)

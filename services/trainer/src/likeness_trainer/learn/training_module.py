@@ -18,8 +18,8 @@ from likeness_trainer.learn.credit import group_scores, weighted_advantages
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.rollout import sample_group, send_decoded
 from likeness_trainer.learn.update import ScoredTrajectory, objective_terms
-from likeness_trainer.wan.loading import ModelPaths
 from likeness_trainer.wan.model_config import WanModelConfig
+from likeness_trainer.wan.model_files import ModelPaths
 from likeness_trainer.wan.module import WanModule
 from likeness_trainer.wan.sampler_config import SamplerConfig
 
