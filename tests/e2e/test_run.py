@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from e2e_support import Server, assert_same_run, environment, free_port, records, wait_for_lines
 
-from likeness_trainer.errors import ModelLoadError, (
+from likeness_trainer.errors import (
     ConfigError,
+    ModelLoadError,
     NonFiniteRunError,
     RewardRejectedError,
     RewardUnavailableError,
