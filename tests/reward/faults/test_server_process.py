@@ -1,5 +1,8 @@
 """Servers that are absent, killed, restarted or told to stop."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -114,3 +117,18 @@ def test_a_taken_port_is_named(start_server, written_pack) -> None:
     first = start_server()
     with pytest.raises(AssertionError, match=f"cannot listen on 127.0.0.1:{first.port}"):
         start_server(port=first.port)
+
+
+def test_info_tells_pack_models_and_limits_and_fails_without_a_server(start_server) -> None:
+    server = start_server()
+    command = [sys.executable, "-m", "likeness_reward", "info", "--endpoint", server.endpoint]
+    told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    document = json.loads(told.stdout)
+    assert document["component_names"] == ["identity", "coverage"]
+    assert len(document["model_fingerprint"]) == 64
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert document["model_fingerprint"] in text
+    server.kill()
+    silent = subprocess.run([*command, "--timeout", "0.5"], capture_output=True, text=True)
+    assert silent.returncode == 5
+    assert f"no reward server answers at {server.endpoint}" in silent.stderr

@@ -1,6 +1,7 @@
-"""The command line: serve, score, embed, pack check."""
+"""The command line: serve, score, embed, info, pack check, pack export-triton."""
 
 import asyncio
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from likeness_reward.client import RewardClient
 from likeness_reward.domain import ScoreOptions, parse_size
 from likeness_reward.errors import InvalidImage, InvalidPack, LikenessError, UnreadableVideo
 from likeness_reward.extras import require_server_extra, require_triton_extra
@@ -17,6 +19,7 @@ from likeness_reward.reporting import (
     repository_report,
     reward_document,
     reward_table,
+    server_report,
 )
 from likeness_reward.scorers import identity_from_path, open_scorer
 from likeness_reward.videos import read_video
@@ -199,6 +202,22 @@ def embed(
     template, observations = scorer.embed_identity_with_observations(encoded, pooling)
     template.save(output)
     print(embedding_report(images, observations, template, output))
+
+
+@app.command()
+def info(
+    endpoint: Annotated[str, typer.Option(help="HOST:PORT of the reward server.")] = "localhost:50051",
+    token: TokenOption = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 10.0,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Print what a server says of itself: pack, models, limits. Exit code 0 means that it serves.
+
+    likeness-reward info --endpoint localhost:50051
+    """
+    with RewardClient(endpoint, timeout_s=timeout, token=token) as client:
+        server = client.wait_until_ready(timeout)
+    print(json.dumps(dataclasses.asdict(server)) if json_output else server_report(endpoint, server))
 
 
 @pack_app.command("check")

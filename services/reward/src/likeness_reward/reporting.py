@@ -1,10 +1,11 @@
 """What the command line prints."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from likeness_reward.domain import Face, FaceObservation, FrameScore, IdentityTemplate, VideoReward
+from likeness_reward.domain import Face, FaceObservation, FrameScore, IdentityTemplate, ServerInfo, VideoReward
 
 if TYPE_CHECKING:
     from likeness_reward.pack.pack import Pack
@@ -46,6 +47,20 @@ def face_document(face: Face) -> dict[str, Any]:
         "detection_score": face.score,
         "landmarks": face.landmarks.tolist(),
     }
+
+
+def server_report(endpoint: str, server: ServerInfo) -> str:
+    """Returns what a server says of itself, for people to read."""
+    width, height = server.detector_size
+    lines = [
+        f"{endpoint} serves pack {server.pack_name} (likeness-reward {server.server_version})",
+        f"models                {server.model_fingerprint}",
+        f"detector size         {width}x{height}",
+        f"embedding length      {server.embedding_length}",
+        f"components            {', '.join(server.component_names)}",
+    ]
+    lines += [f"{name:<21} {value}" for name, value in dataclasses.asdict(server.limits).items()]
+    return "\n".join(lines)
 
 
 def reward_table(video: Path, reward: VideoReward, *, per_frame: bool) -> str:
@@ -91,7 +106,7 @@ def pack_report(pack: "Pack", embedding_length: int) -> str:
         lines += [f"  {network.path.name}: {role}", f"    input   {network.input}", f"    outputs {outputs}"]
     width, height = pack.detector_config.size
     lines += [
-        f"detector size     {width}x{height}",
+        f"detector size         {width}x{height}",
         f"embedding length  {embedding_length}",
         f"recognizer input  (x - {pack.recognizer_config.input_mean:g}) / {pack.recognizer_config.input_std:g}",
         f"fingerprint       {pack.fingerprint}",
