@@ -106,7 +106,7 @@ def pack_report(pack: "Pack", embedding_length: int) -> str:
         lines += [f"  {network.path.name}: {role}", f"    input   {network.input}", f"    outputs {outputs}"]
     width, height = pack.detector_config.size
     lines += [
-        f"detector size         {width}x{height}",
+        f"detector size     {width}x{height}",
         f"embedding length  {embedding_length}",
         f"recognizer input  (x - {pack.recognizer_config.input_mean:g}) / {pack.recognizer_config.input_std:g}",
         f"fingerprint       {pack.fingerprint}",

@@ -1,4 +1,4 @@
-"""What is checked before any model is loaded: its files, data, reward server, run folder. Imports no torch model code."""
+"""What is checked before a model is loaded: its files, data, reward server, run folder. Imports no torch model code."""
 
 from __future__ import annotations
 
