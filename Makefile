@@ -6,7 +6,7 @@ STAMP := .venv/.complete
 TRITON := .venv/triton
 PACKAGES := -e proto -e "services/reward[server,triton]" -e "services/trainer[embedded]" -e "toyworld[model,pack]"
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-deploy lint bench clean
 
 setup: $(STAMP)  ## make .venv and install every package of this repository into it
 
@@ -27,6 +27,9 @@ $(TRITON)/.complete: requirements-triton.txt
 
 test: setup $(TRITON)/.complete  ## run every test
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest $(TEST_ARGS)
+
+test-deploy: setup  ## the composition for real; needs Docker, Compose v2 and built images (docker compose build)
+	$(BIN)/pytest tests/deploy $(TEST_ARGS)
 
 lint: setup  ## style, types and the contract
 	$(BIN)/ruff check .
