@@ -18,6 +18,7 @@ from rich.table import Table
 
 import likeness_toyworld as toyworld
 from likeness_reward.client import RewardClient
+from likeness_reward.many import VideoToScore
 from likeness_toyworld import painter
 from likeness_trainer.demo import reward_server
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
@@ -120,7 +121,7 @@ def transport_rows(frames: np.ndarray) -> list[tuple[str, ...]]:
                 client.score(frames, identity)
 
         def stream() -> None:
-            list(client.score_many([(str(index), frames, identity) for index in range(GROUP)]))
+            list(client.score_many([VideoToScore(str(index), frames, identity) for index in range(GROUP)]))
 
         return [compare("score 8 videos", ("one call each", calls), ("one stream", stream))]
 
