@@ -63,8 +63,11 @@ def test_every_error_of_the_family_reaches_the_caller_as_itself(serve, colours) 
         def __init__(self) -> None:
             self.error: LikenessError = LikenessError("")
             self.pack = colours.scorer().pack
+            self.model_fingerprint, self.provider = colours.fingerprint, "none"
 
         def check_networks(self) -> None: ...
+
+        def observe_stages(self, observe) -> None: ...
 
         def embed_identity_with_observations(self, *_):
             raise self.error
@@ -269,3 +272,32 @@ def test_options_reach_the_server(client: RewardClient, colours) -> None:
     assert reward.value == pytest.approx(-1.0 + 2.0 * 0.5)
     assert reward.frames == ()
     assert client.score(frames, colours.identity(), ScoreOptions(min_face_pixels=33)).embedded_frame_count == 0
+
+
+def test_a_bad_field_and_a_busy_server_say_so_in_the_standard_details(serve, colours) -> None:
+    from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+
+    def details_of(error: LikenessError, kind: type) -> list:
+        found = []
+        for detail in errors.status_from_error(error).details:
+            message = kind()
+            found += [message] if detail.Unpack(message) else []
+        return found
+
+    with (
+        RewardClient(serve(max_frames_per_video=2).endpoint) as client,
+        pytest.raises(errors.LimitExceeded) as caught,
+    ):
+        client.score(np.stack([colours.frame()] * 3), colours.identity())
+    (bad_request,) = details_of(caught.value, BadRequest)
+    assert bad_request.field_violations[0].field == "spec.frame_count"
+    assert not details_of(caught.value, RetryInfo)
+    (retry,) = details_of(errors.ServerBusy("later"), RetryInfo)
+    assert retry.retry_delay.seconds == 1
+    assert errors.error_from_status(errors.status_from_error(errors.ServerBusy("later"))).retry_after_s == 1.0
+
+
+def test_a_server_with_other_models_than_expected_does_not_start(serve, colours) -> None:
+    assert serve(expect_fingerprint=colours.fingerprint[:8]).endpoint
+    with pytest.raises(errors.FingerprintMismatch, match=f"are {colours.fingerprint}, expected was 12345678"):
+        serve(expect_fingerprint="12345678")

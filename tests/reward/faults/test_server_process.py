@@ -132,3 +132,23 @@ def test_info_tells_pack_models_and_limits_and_fails_without_a_server(start_serv
     silent = subprocess.run([*command, "--timeout", "0.5"], capture_output=True, text=True)
     assert silent.returncode == 5
     assert f"no reward server answers at {server.endpoint}" in silent.stderr
+
+
+def test_with_two_servers_the_death_of_one_costs_no_video_and_no_second_result(start_server) -> None:
+    first, second = start_server(), start_server()
+    with RewardClient(f"{first.endpoint},{second.endpoint}") as client:
+        identity = client.embed_identity([frames()[0]])
+        levels = [100 + 7 * index for index in range(20)]
+        expected = {f"video {level}": client.score(frames(level=level), identity).value for level in levels}
+        videos = (VideoToScore(f"video {level}", frames(level=level), identity) for level in levels)
+        outcomes: dict[str, float] = {}
+        for name, reward in client.score_many(videos, concurrency=3, retry=RetryPolicy(first_wait_s=0.05)):
+            assert name not in outcomes, "a video was scored twice"
+            outcomes[name] = reward.value
+            if len(outcomes) == 5:
+                first.kill()
+            if len(outcomes) == 10:
+                start_server(port=first.port)
+                second.kill()
+    assert outcomes == expected
+    assert len(set(expected.values())) > 5

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc, video_pb2
+from likeness_reward.channel import open_channel
+from likeness_reward.credentials import ClientKeys
 from likeness_reward.domain import (
     FaceObservation,
     IdentityTemplate,
@@ -32,28 +34,24 @@ from likeness_reward.wire import (
     server_info_from_message,
 )
 
-MAX_RECEIVED_BYTES = 64 * 2**20
 SINGLE_MESSAGE_BYTES = 8 * 2**20
 
 
 class RewardClient:
     """A connection to a reward service. Threads may share it; use it as a context manager or call `close`."""
 
-    def __init__(self, endpoint: str, *, timeout_s: float = 60.0, token: str | None = None) -> None:
-        """`endpoint` is HOST:PORT; `timeout_s` is the deadline of each unary call; nothing is sent yet."""
+    def __init__(
+        self, endpoint: str, *, timeout_s: float = 60.0, token: str | None = None, tls: ClientKeys | None = None
+    ) -> None:
+        """`timeout_s` is the deadline of each unary call; `tls` makes the connection a TLS one; nothing is sent yet.
+
+        `endpoint` is HOST:PORT, or several with commas between them, of which each call takes the next that answers.
+        A name that stands for several addresses is used the same way. Raises InvalidCredentials.
+        """
         self.endpoint = endpoint
         self.timeout_s = timeout_s
         self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
-        self._channel = grpc.insecure_channel(
-            endpoint,
-            options=[
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
-                ("grpc.initial_reconnect_backoff_ms", 200),
-                ("grpc.max_reconnect_backoff_ms", 2000),
-                ("grpc.use_local_subchannel_pool", 1),
-            ],
-        )
+        self._channel = open_channel(endpoint, tls)
         self._stub = reward_service_pb2_grpc.RewardServiceStub(self._channel)
 
     def __enter__(self) -> "RewardClient":

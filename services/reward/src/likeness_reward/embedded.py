@@ -1,6 +1,6 @@
 """Scoring in this process, without a server. Needs the [server] extra."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +40,12 @@ FRAMES_AT_ONCE = 8
 class FaceScorer:
     """Identities and rewards from one pack of networks. Pure: threads may share it."""
 
-    def __init__(self, pack: PackDescription, detector: InferenceSession, recognizer: InferenceSession) -> None:
+    def __init__(
+        self, pack: PackDescription, detector: InferenceSession, recognizer: InferenceSession, provider: str = "other"
+    ) -> None:
         self.pack = pack
+        self.provider = provider
+        """What runs the networks: onnxruntime's execution provider in use, or triton."""
         self.analyzer = FaceAnalyzer(
             FaceDetector(detector, pack.detector_config), FaceRecognizer(recognizer, pack.recognizer_config)
         )
@@ -51,6 +55,10 @@ class FaceScorer:
     def model_fingerprint(self) -> str:
         """Hash of detector, recognizer and preprocessing."""
         return self.pack.fingerprint
+
+    def observe_stages(self, observe: Callable[[str, float], None]) -> None:
+        """Has `observe` told the seconds of each stage of each batch: detect, align, recognize."""
+        self.analyzer.observe_stage = observe
 
     def check_networks(self) -> None:
         """Runs both networks on a black picture. Raises InferenceFailed when one does not give what it should."""
@@ -162,17 +170,18 @@ class EmbeddedScorer(FaceScorer):
         Raises InvalidPack or ProviderUnavailable.
         """
         pack = load_pack(Path(pack_dir), detector_size=detector_size)
-        super().__init__(
-            pack,
-            OnnxRuntimeSession(pack.detector.path, mean=INPUT_MEAN, std=INPUT_STD, threads=threads, provider=provider),
-            OnnxRuntimeSession(
-                pack.recognizer.path,
-                mean=pack.recognizer_config.input_mean,
-                std=pack.recognizer_config.input_std,
-                threads=threads,
-                provider=provider,
-            ),
+        recognizer = pack.recognizer_config
+        detector_session = OnnxRuntimeSession(
+            pack.detector.path, mean=INPUT_MEAN, std=INPUT_STD, threads=threads, provider=provider
         )
+        recognizer_session = OnnxRuntimeSession(
+            pack.recognizer.path,
+            mean=recognizer.input_mean,
+            std=recognizer.input_std,
+            threads=threads,
+            provider=provider,
+        )
+        super().__init__(pack, detector_session, recognizer_session, detector_session.provider)
 
 
 def check_frames(frames_rgb: NDArray[np.uint8], what: str) -> NDArray[np.uint8]:

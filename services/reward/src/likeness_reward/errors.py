@@ -1,18 +1,20 @@
 """The one family of errors: each has a gRPC code, a reason for programs, a message for people, and metadata.
 
-On the wire an error is a google.rpc.Status whose details hold a google.rpc.ErrorInfo (reason, domain, metadata).
-The client turns it back into the class of the same reason.
+On the wire an error is a google.rpc.Status whose details hold a google.rpc.ErrorInfo (reason, domain, metadata), a
+BadRequest when a field of the request is to blame, and a RetryInfo when the same call may succeed later. The client
+turns it back into the class of the same reason.
 """
 
 from typing import Any, ClassVar
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 ERROR_DOMAIN = "likeness.reward"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
+RETRY_AFTER_S = 1.0
 
 
 class LikenessError(Exception):
@@ -26,6 +28,8 @@ class LikenessError(Exception):
         super().__init__(message)
         self.message = message
         self.metadata = {key: str(value) for key, value in metadata.items()}
+        self.retry_after_s: float | None = None
+        """What the server asks to wait for before the same call is tried again, seconds."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -163,6 +167,12 @@ class CannotListen(LikenessError):
     code, reason = grpc.StatusCode.FAILED_PRECONDITION, "CANNOT_LISTEN"
 
 
+class InvalidCredentials(LikenessError):
+    """A key, certificate or token file that is missing or damaged."""
+
+    code, reason = grpc.StatusCode.FAILED_PRECONDITION, "INVALID_CREDENTIALS"
+
+
 class MissingExtra(LikenessError):
     """A part of the package that needs an extra which is not installed."""
 
@@ -176,19 +186,32 @@ class UnreadableVideo(LikenessError):
 
 
 def status_from_error(error: LikenessError) -> Status:
-    """Returns the google.rpc.Status of an error, with its ErrorInfo."""
-    detail = AnyMessage()
-    detail.Pack(ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata))
-    return Status(code=error.code.value[0], message=error.message, details=[detail])
+    """Returns the google.rpc.Status of an error: its ErrorInfo, and BadRequest and RetryInfo where they apply."""
+    details: list[Message] = [ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)]
+    if "field" in error.metadata:
+        violation = BadRequest.FieldViolation(field=error.metadata["field"], description=error.message)
+        details.append(BadRequest(field_violations=[violation]))
+    if error.retryable:
+        retry = RetryInfo()
+        retry.retry_delay.FromNanoseconds(int(RETRY_AFTER_S * 1e9))
+        details.append(retry)
+    status = Status(code=error.code.value[0], message=error.message)
+    for detail in details:
+        status.details.add().Pack(detail)
+    return status
 
 
 def error_from_status(status: Status) -> LikenessError:
     """Returns the LikenessError that a google.rpc.Status stands for."""
-    info = ErrorInfo()
+    info, retry = ErrorInfo(), RetryInfo()
     for detail in status.details:
         if detail.Is(ErrorInfo.DESCRIPTOR):
             detail.Unpack(info)
+        elif detail.Is(RetryInfo.DESCRIPTOR):
+            detail.Unpack(retry)
     error = LikenessError.by_reason.get(info.reason, LikenessError)(status.message, **dict(info.metadata))
+    if retry.HasField("retry_delay"):
+        error.retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
     for code in grpc.StatusCode:
         if code.value[0] == status.code:
             error.code = code

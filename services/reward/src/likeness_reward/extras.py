@@ -4,7 +4,15 @@ from importlib.util import find_spec
 
 from likeness_reward.errors import MissingExtra
 
-SERVER_MODULES = ("onnx", "onnxruntime", "grpc_health", "grpc_reflection", "pydantic_settings")
+SERVER_MODULES = (
+    "onnx",
+    "onnxruntime",
+    "grpc_health",
+    "grpc_reflection",
+    "pydantic_settings",
+    "prometheus_client",
+    "pythonjsonlogger",
+)
 
 
 def require_server_extra(purpose: str) -> None:

@@ -1,22 +1,24 @@
-"""What every call goes through: it needs a deadline and perhaps a token, and its LikenessError becomes a status."""
+"""What every call goes through: it needs a deadline and perhaps a token, its LikenessError becomes a status, its end is
+counted and logged."""
 
 import contextlib
-import hmac
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
 
+from likeness_reward.credentials import BearerTokens
 from likeness_reward.errors import (
     STATUS_DETAILS_KEY,
     DeadlineRequired,
     InferenceFailed,
     LikenessError,
-    Unauthenticated,
     status_from_error,
 )
 from likeness_reward.inference.call import CURRENT_CALL, Call
+from likeness_reward.metrics import ServerMetrics
 
 SERVICE_PREFIX = "/likeness.reward.v1.RewardService/"
 LONGEST_DEADLINE_S = 7 * 24 * 3600.0
@@ -26,8 +28,9 @@ logger = logging.getLogger(__name__)
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the methods of RewardService; others (health, reflection) pass untouched."""
 
-    def __init__(self, token: str | None = None) -> None:
-        self._token = token
+    def __init__(self, tokens: BearerTokens, metrics: ServerMetrics) -> None:
+        self._tokens = tokens
+        self._metrics = metrics
 
     async def intercept_service(
         self,
@@ -38,35 +41,42 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(SERVICE_PREFIX):
             return handler
+        method = handler_call_details.method.removeprefix(SERVICE_PREFIX)
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._wrap_stream(handler.stream_stream), handler.request_deserializer, handler.response_serializer
+                self._wrap_stream(method, handler.stream_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._wrap_unary(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            self._wrap_unary(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
         )
 
-    def _wrap_unary(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def _wrap_unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            try:
-                self._check(context)
-                begin_call(context)
-                return await behaviour(request, context)
-            except LikenessError as error:
-                await abort(context, error)
+            with self._recorded(method, context):
+                try:
+                    self._check(context)
+                    begin_call(context)
+                    return await behaviour(request, context)
+                except LikenessError as error:
+                    await abort(context, error)
 
         return call
 
-    def _wrap_stream(self, behaviour: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncIterator[Any]]:
+    def _wrap_stream(
+        self, method: str, behaviour: Callable[..., AsyncGenerator[Any, None]]
+    ) -> Callable[..., AsyncIterator[Any]]:
         async def call(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            try:
-                self._check(context)
-                begin_call(context)
-                async with contextlib.aclosing(behaviour(requests, context)) as responses:
-                    async for response in responses:
-                        yield response
-            except LikenessError as error:
-                await abort(context, error)
+            with self._recorded(method, context):
+                try:
+                    self._check(context)
+                    begin_call(context)
+                    async with contextlib.aclosing(behaviour(requests, context)) as responses:
+                        async for response in responses:
+                            yield response
+                except LikenessError as error:
+                    await abort(context, error)
 
         return call
 
@@ -75,10 +85,23 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         remaining_s = context.time_remaining()
         if remaining_s is None or remaining_s > LONGEST_DEADLINE_S:
             raise DeadlineRequired("the call has no deadline; set a timeout of at most a week")
-        if self._token is not None:
-            offered = dict(context.invocation_metadata() or ()).get("authorization", "")
-            if not hmac.compare_digest(str(offered).encode(), f"Bearer {self._token}".encode()):
-                raise Unauthenticated("the call carries no valid bearer token")
+        self._tokens.check(str(dict(context.invocation_metadata() or ()).get("authorization", "")))
+
+    @contextlib.contextmanager
+    def _recorded(self, method: str, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """Counts and logs a call when it ends, however it ends."""
+        CURRENT_CALL.set(None)
+        began = time.perf_counter()
+        finished = False
+        try:
+            yield
+            finished = True
+        finally:
+            seconds = time.perf_counter() - began
+            code = status_name(context, finished)
+            self._metrics.calls.labels(method, code).inc()
+            self._metrics.call_seconds.labels(method).observe(seconds)
+            log_call(method, code, seconds, context.peer())
 
 
 def begin_call(context: grpc.aio.ServicerContext) -> None:
@@ -94,3 +117,24 @@ async def abort(context: grpc.aio.ServicerContext, error: LikenessError) -> None
         logger.error("%s: %s", error.reason, error.message)
     details = status_from_error(error).SerializeToString()
     await context.abort(error.code, error.message, ((STATUS_DETAILS_KEY, details),))
+
+
+def status_name(context: grpc.aio.ServicerContext, finished: bool) -> str:
+    """Returns the name of a call's status: the one it was aborted with, OK, or CANCELLED when the caller left."""
+    number = context.code()
+    for code in grpc.StatusCode:
+        if number in (code, code.value[0]) and code != grpc.StatusCode.OK:
+            return str(code.name)
+    if finished:
+        return "OK"
+    return "CANCELLED" if (context.time_remaining() or 0.0) > 0.0 else "DEADLINE_EXCEEDED"
+
+
+def log_call(method: str, code: str, seconds: float, peer: str) -> None:
+    """Writes a call's line; in JSON its parts are fields."""
+    call = CURRENT_CALL.get()
+    fields: dict[str, object] = {"method": method, "code": code, "seconds": round(seconds, 4), "peer": peer}
+    if call is not None:
+        fields |= {"request_id": call.request_id, "videos": call.video_count, "frames": call.frame_count}
+    level = logging.DEBUG if method == "GetServerInfo" and code == "OK" else logging.INFO  # probes ask all the time
+    logger.log(level, "%s", " ".join(f"{name}={value}" for name, value in fields.items()), extra=fields)

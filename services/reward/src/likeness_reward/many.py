@@ -67,7 +67,7 @@ class ManyVideos:
             except LikenessError as error:
                 if not error.retryable or time.monotonic() - last_result_at > self._retry.give_up_after_s:
                     raise
-                time.sleep(self._retry.wait_s(max(attempt, 1)))
+                time.sleep(max(self._retry.wait_s(max(attempt, 1)), error.retry_after_s or 0.0))
             else:
                 return
 

@@ -1,14 +1,16 @@
 """The two ways to score from the command line, behind one Protocol: a server, or a pack in this process."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
 from likeness_reward.client import RewardClient
+from likeness_reward.credentials import ClientKeys, read_token
 from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions, VideoReward
 from likeness_reward.extras import require_server_extra
 from likeness_reward.videos import read_video
@@ -34,16 +36,42 @@ class Scorer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Connection:
+    """How the command line reaches a server."""
+
+    endpoint: str
+    token: str | None = None
+    token_file: Path | None = None
+    tls: bool = False
+    """Whether to speak TLS although no file below is given."""
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def open(self, timeout_s: float = TIMEOUT_S) -> RewardClient:
+        """Returns a client whose calls have this deadline. Raises InvalidCredentials."""
+        token = read_token(self.token_file) if self.token_file is not None else self.token
+        secure = self.tls or any(file is not None for file in (self.tls_ca, self.tls_cert, self.tls_key))
+        tls = ClientKeys(self.tls_ca, self.tls_cert, self.tls_key) if secure else None
+        return RewardClient(self.endpoint, timeout_s=timeout_s, token=token, tls=tls)
+
+
+def connection_to(endpoint: str | None, *keys: Any) -> Connection | None:
+    """Returns the connection of the options in Connection's order; None without an endpoint."""
+    return Connection(endpoint, *keys) if endpoint is not None else None
+
+
 def open_scorer(
-    endpoint: str | None, pack: Path | None, detector_size: tuple[int, int] | None, threads: int, token: str | None
+    connection: Connection | None, pack: Path | None, detector_size: tuple[int, int] | None, threads: int
 ) -> Scorer:
-    """Returns a client of `endpoint`, or a scorer of `pack`. Raises typer.BadParameter unless exactly one is given."""
-    if (endpoint is None) == (pack is None):
+    """Returns a client, or a scorer of `pack`. Raises typer.BadParameter unless exactly one of them is given."""
+    if (connection is None) == (pack is None):
         raise typer.BadParameter("give exactly one of --endpoint HOST:PORT and --pack DIR")
-    if endpoint is not None:
+    if connection is not None:
         if detector_size is not None:
             raise typer.BadParameter("--detector-size belongs to --pack; a server has its own")
-        client = RewardClient(endpoint, timeout_s=TIMEOUT_S, token=token)
+        client = connection.open()
         client.wait_until_ready(CONNECT_TIMEOUT_S)
         return client
     require_server_extra("--pack")

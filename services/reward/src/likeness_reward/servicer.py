@@ -10,13 +10,22 @@ from importlib.metadata import version
 import grpc
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
-from likeness_reward.domain import COMPONENT_NAMES, FrameScore, IdentityTemplate, ScoreOptions
+from likeness_reward.domain import COMPONENT_NAMES, FrameScore
 from likeness_reward.embedded import FRAMES_AT_ONCE, FaceScorer
-from likeness_reward.errors import InvalidTemplate, InvalidVideo, LimitExceeded, ServerBusy, ServerDraining
+from likeness_reward.errors import (
+    InvalidTemplate,
+    InvalidVideo,
+    LikenessError,
+    LimitExceeded,
+    ServerBusy,
+    ServerDraining,
+)
 from likeness_reward.face.scoring import reward_from_frames
+from likeness_reward.frame_work import FrameWork
 from likeness_reward.frames import FrameReader
+from likeness_reward.metrics import ServerMetrics
 from likeness_reward.settings import ServerSettings
-from likeness_reward.stream import ScoringStream
+from likeness_reward.stream import ScoringStream, note_request_id, note_video
 from likeness_reward.wire import (
     identity_from_message,
     identity_to_message,
@@ -31,8 +40,9 @@ from likeness_reward.wire import (
 class Admission:
     """Counts the running calls: refuses one too many, and every new one while the server drains."""
 
-    def __init__(self, max_calls: int) -> None:
+    def __init__(self, max_calls: int, metrics: ServerMetrics) -> None:
         self._max_calls = max_calls
+        self._metrics = metrics
         self._running = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -46,11 +56,13 @@ class Admission:
         if self._running >= self._max_calls:
             raise ServerBusy(f"{self._running} calls are running; at most {self._max_calls} are admitted")
         self._running += 1
+        self._metrics.calls_running.set(self._running)
         self._idle.clear()
         try:
             yield
         finally:
             self._running -= 1
+            self._metrics.calls_running.set(self._running)
             if self._running == 0:
                 self._idle.set()
 
@@ -67,11 +79,20 @@ class Admission:
 class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
     """likeness.reward.v1.RewardService. Keeps nothing between calls."""
 
-    def __init__(self, scorer: FaceScorer, settings: ServerSettings, executor: Executor, admission: Admission) -> None:
+    def __init__(
+        self,
+        scorer: FaceScorer,
+        settings: ServerSettings,
+        executor: Executor,
+        admission: Admission,
+        metrics: ServerMetrics,
+    ) -> None:
         self._scorer = scorer
         self._settings = settings
         self._executor = executor
         self._admission = admission
+        self._metrics = metrics
+        self._work = FrameWork(scorer, executor, metrics)
 
     async def GetServerInfo(
         self, request: reward_service_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
@@ -96,6 +117,7 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
         count, most = len(request.images), self._settings.max_images
         if count > most:
             raise LimitExceeded(f"{count} images; at most {most} are allowed", found=count, limit=most)
+        self._metrics.received_bytes.inc(sum(map(len, request.images)))
         with self._admission.admit():
             identity, observations = await asyncio.get_running_loop().run_in_executor(
                 self._executor,
@@ -115,6 +137,7 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
         self, request: reward_service_pb2.ScoreVideoRequest, context: grpc.aio.ServicerContext
     ) -> reward_service_pb2.ScoreVideoResponse:
         """Returns the reward of a video in one message. Raises InvalidVideo, InvalidTemplate, LimitExceeded, ..."""
+        note_request_id(request.request_id)
         options = options_from_message(request.options)
         reader = FrameReader.of(request.spec, self._settings.limits)
         if len(request.frames) != reader.frame_count:
@@ -124,20 +147,29 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
             raise InvalidTemplate("the request has no identity")
         identity = identity_from_message(request.identity)
         self._scorer.check_identity(identity)
-        with self._admission.admit():
+        self._metrics.received_bytes.inc(sum(map(len, request.frames)))
+        with self._admission.admit(), self._one_video():
+            note_video()
             scores: list[FrameScore] = []
             for start in range(0, reader.frame_count, FRAMES_AT_ONCE):
-                part = list(request.frames[start : start + FRAMES_AT_ONCE])
-                work = partial(self._score_part, reader, part, start, identity, options)
-                scores += await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        reward = reward_from_frames(scores, options, self._scorer.model_fingerprint)
+                part = request.frames[start : start + FRAMES_AT_ONCE]
+                scores += await self._work.score(reader, part, start, identity, options)
+            reward = reward_from_frames(scores, options, self._scorer.model_fingerprint)
         return reward_service_pb2.ScoreVideoResponse(reward=reward_to_message(reward))
 
-    def _score_part(
-        self, reader: FrameReader, part: list[bytes], start: int, identity: IdentityTemplate, options: ScoreOptions
-    ) -> list[FrameScore]:
-        frames = [reader.read(start + offset, data) for offset, data in enumerate(part)]
-        return self._scorer.score_frames(frames, start, identity, options)
+    @contextlib.contextmanager
+    def _one_video(self) -> Iterator[None]:
+        """Counts the video of a unary call and what becomes of it."""
+        outcome = "cancelled"
+        with self._metrics.videos_in_flight.track_inprogress():
+            try:
+                yield
+                outcome = "ok"
+            except LikenessError as error:
+                outcome = error.reason
+                raise
+            finally:
+                self._metrics.videos.labels(outcome).inc()
 
     async def StreamVideoScores(
         self,
@@ -146,7 +178,7 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
     ) -> AsyncGenerator[reward_service_pb2.StreamVideoScoresResponse, None]:
         """Yields one result per video of a stream."""
         with self._admission.admit():
-            stream = ScoringStream(self._scorer, self._settings, self._executor)
+            stream = ScoringStream(self._scorer, self._settings, self._work, self._metrics)
             async with contextlib.aclosing(stream.responses(request_iterator)) as responses:
                 async for response in responses:
                     yield response

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from likeness_reward.credentials import BearerTokens, ServerKeys
 from likeness_reward.domain import Limits, parse_size
 from likeness_reward.images import MAX_PIXELS
+from likeness_reward.logs import LogFormat
 
 
 def size_from_text(value: object) -> object:
@@ -48,6 +50,22 @@ class ServerSettings(BaseSettings):
     """Runs of networks at the same time."""
     token: SecretStr | None = None
     """Bearer token that every call must carry."""
+    token_file: Path | None = None
+    """File that holds the bearer token; read again when it changes."""
+    tls_cert: Path | None = None
+    """Certificate chain in PEM format; with it the port speaks TLS. Read again when it changes."""
+    tls_key: Path | None = None
+    """Private key of tls_cert in PEM format."""
+    client_ca: Path | None = None
+    """Roots in PEM format of the certificates that clients must show (mutual TLS)."""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port for gRPC health without TLS and token, for probes; none by default. `port` answers health as well."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port for Prometheus: GET /metrics over HTTP; none by default."""
+    log_format: LogFormat = "text"
+    """Log lines as text, or as one JSON object a line."""
+    expect_fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{8,64}$")
+    """The models' fingerprint, or its first 8 digits or more; the server refuses to start with other models."""
     reflection: bool = False
     """Whether tools like grpcurl may list the service."""
     ready_file: Path | None = None
@@ -82,6 +100,27 @@ class ServerSettings(BaseSettings):
         if self.backend == "embedded" and self.pack is None:
             raise ValueError("the embedded backend needs a pack, a folder of ONNX files")
         return self
+
+    @model_validator(mode="after")
+    def _secrets_fit(self) -> "ServerSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ValueError("client_ca needs tls_cert and tls_key")
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file: give one of them")
+        return self
+
+    @property
+    def keys(self) -> ServerKeys | None:
+        """The files of a server that speaks TLS; None for one that does not."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return ServerKeys(self.tls_cert, self.tls_key, self.client_ca)
+
+    def tokens(self) -> BearerTokens:
+        """Returns what checks the bearer token of calls. Raises InvalidCredentials."""
+        return BearerTokens(self.token.get_secret_value() if self.token is not None else None, self.token_file)
 
     @property
     def limits(self) -> Limits:

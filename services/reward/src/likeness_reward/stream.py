@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,15 +11,20 @@ from likeness_reward.domain import FrameScore, IdentityTemplate, ScoreOptions
 from likeness_reward.embedded import FRAMES_AT_ONCE, FaceScorer
 from likeness_reward.errors import (
     FingerprintMismatch,
+    InvalidRequest,
     InvalidTemplate,
     InvalidVideo,
     LikenessError,
     LimitExceeded,
     StreamOrderBroken,
+    error_from_status,
     status_from_error,
 )
 from likeness_reward.face.scoring import reward_from_frames
+from likeness_reward.frame_work import FrameWork
 from likeness_reward.frames import FrameReader, check_crc32
+from likeness_reward.inference.call import CURRENT_CALL
+from likeness_reward.metrics import ServerMetrics
 from likeness_reward.settings import ServerSettings
 from likeness_reward.wire import identity_from_message, options_from_message, reward_to_message
 
@@ -52,10 +56,11 @@ class ScoringStream:
     flow control stops the client.
     """
 
-    def __init__(self, scorer: FaceScorer, settings: ServerSettings, executor: Executor) -> None:
+    def __init__(self, scorer: FaceScorer, settings: ServerSettings, work: FrameWork, metrics: ServerMetrics) -> None:
         self._scorer = scorer
         self._settings = settings
-        self._executor = executor
+        self._work = work
+        self._metrics = metrics
         self._frames_waiting = asyncio.Semaphore(settings.max_frames_waiting)
         self._outbox: asyncio.Queue[Response | LikenessError | None] = asyncio.Queue()
         self._open: dict[str, OpenVideo] = {}
@@ -73,14 +78,24 @@ class ScoringStream:
             while (item := await self._outbox.get()) is not None:
                 if isinstance(item, LikenessError):
                     raise item
-                self._in_flight.discard(item.result.video_id)
+                if item.HasField("result"):
+                    self._leave(item.result.video_id, outcome_of(item.result))
                 yield item
             await reader
         finally:
             self._cancel(reader)
 
+    def _leave(self, name: str, outcome: str) -> None:
+        """Counts a video that is no longer in flight."""
+        if name in self._in_flight:
+            self._in_flight.discard(name)
+            self._metrics.videos_in_flight.dec()
+            self._metrics.videos.labels(outcome).inc()
+
     def _cancel(self, reader: asyncio.Task[None]) -> None:
         reader.cancel()
+        for name in list(self._in_flight):
+            self._leave(name, "cancelled")
         for finishing in self._finishing:
             finishing.cancel()
         for video in self._open.values():
@@ -118,8 +133,7 @@ class ScoringStream:
 
     async def _configure(self, config: reward_service_pb2.StreamConfig) -> None:
         fingerprint = self._scorer.model_fingerprint
-        if len(config.request_id) > MAX_NAME_LENGTH:
-            raise StreamOrderBroken(f"config.request_id has more than {MAX_NAME_LENGTH} characters")
+        note_request_id(config.request_id)
         if config.expected_model_fingerprint not in ("", fingerprint):
             raise FingerprintMismatch(
                 f"the models are {fingerprint[:12]}, {config.expected_model_fingerprint[:12]} were expected",
@@ -146,6 +160,8 @@ class ScoringStream:
         if max(len(self._in_flight), len(self._failed)) >= most:
             raise LimitExceeded(f"video {name!r}: {most} videos are already in flight", video_id=name, limit=most)
         self._in_flight.add(name)
+        self._metrics.videos_in_flight.inc()
+        note_video()
         try:
             self._open[name] = OpenVideo(FrameReader.of(message.spec, self._settings.limits), self._identity(message))
         except LikenessError as error:
@@ -172,6 +188,7 @@ class ScoringStream:
         except LikenessError as error:
             await self._fail(name, error)
             return
+        self._metrics.received_bytes.inc(sum(map(len, message.frames)))
         at_once = min(FRAMES_AT_ONCE, self._settings.max_frames_waiting)
         for start in range(0, len(message.frames), at_once):
             part = message.frames[start : start + at_once]
@@ -184,14 +201,8 @@ class ScoringStream:
 
     async def _analyze(self, video: OpenVideo, encoded: Sequence[bytes], first_index: int) -> list[FrameScore]:
         assert self._config is not None
-        options = self._config.options
-
-        def score() -> list[FrameScore]:
-            frames = [video.reader.read(first_index + offset, data) for offset, data in enumerate(encoded)]
-            return self._scorer.score_frames(frames, first_index, video.identity, options)
-
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, score)
+            return await self._work.score(video.reader, encoded, first_index, video.identity, self._config.options)
         finally:
             for _ in encoded:
                 self._frames_waiting.release()
@@ -205,7 +216,7 @@ class ScoringStream:
             raise StreamOrderBroken(f"the end of video {name!r}, which is not open", video_id=name)
         video = self._open.pop(name)
         if message.cancelled:
-            self._in_flight.discard(name)
+            self._leave(name, "cancelled")
             for analysis in video.analyses:
                 analysis.cancel()
             return
@@ -237,6 +248,28 @@ class ScoringStream:
         self._failed.add(name)
         result = reward_service_pb2.VideoResult(video_id=name, error=status_from_error(error))
         await self._outbox.put(Response(result=result))
+
+
+def note_request_id(request_id: str) -> None:
+    """Keeps a request's identifier for the call's log line. Raises InvalidRequest when it is too long."""
+    if len(request_id) > MAX_NAME_LENGTH:
+        message = f"request_id has {len(request_id)} characters; at most {MAX_NAME_LENGTH} are allowed"
+        raise InvalidRequest(message, field="request_id")
+    call = CURRENT_CALL.get()
+    if call is not None:
+        call.request_id = request_id
+
+
+def note_video() -> None:
+    """Counts a video for the call's log line."""
+    call = CURRENT_CALL.get()
+    if call is not None:
+        call.video_count += 1
+
+
+def outcome_of(result: reward_service_pb2.VideoResult) -> str:
+    """Returns ok, or the reason of a video's error."""
+    return error_from_status(result.error).reason if result.HasField("error") else "ok"
 
 
 def check_frames_message(video: OpenVideo, message: video_pb2.VideoFrames) -> None:

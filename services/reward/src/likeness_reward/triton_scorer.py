@@ -43,7 +43,7 @@ class TritonScorer(FaceScorer):
             self.connection.wait_until_ready(start_timeout_s)
             detector = TritonSession(self.connection, DETECTOR)
             recognizer = TritonSession(self.connection, RECOGNIZER)
-            super().__init__(description_of(detector, recognizer), detector, recognizer)
+            super().__init__(description_of(detector, recognizer), detector, recognizer, "triton")
         except LikenessError:
             self.connection.close()
             raise

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from likeness_reward.client import RewardClient
+from likeness_reward.credentials import ClientKeys, read_token
 from likeness_reward.domain import IdentityTemplate, Limits, ScoreOptions, ServerInfo, VideoReward
-from likeness_reward.errors import LikenessError
+from likeness_reward.errors import InvalidCredentials, LikenessError
 from likeness_reward.video_stream import VideoScoreStream
 from likeness_trainer.errors import RewardRejectedError, RewardUnavailableError
 
@@ -39,9 +41,17 @@ class RewardConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint: str = "localhost:50051"
-    """HOST:PORT of the reward server."""
+    """HOST:PORT of the reward server, or several with commas between them."""
     token_file: str | None = None
     """File with the bearer token."""
+    tls: bool = False
+    """Whether the connection is a TLS one; tls_ca and tls_cert imply it."""
+    tls_ca: str | None = None
+    """File (PEM) with the roots that the server's certificate is checked against; default those that gRPC brings."""
+    tls_cert: str | None = None
+    """File (PEM) with the trainer's own certificate, for servers that ask for one."""
+    tls_key: str | None = None
+    """File (PEM) with the private key of tls_cert."""
     connect_timeout_s: float = Field(10.0, gt=0)
     """Time in which the server must answer when the run starts."""
     deadline_s: float = Field(600.0, gt=0)
@@ -58,6 +68,18 @@ class RewardConfig(BaseModel):
     """Faces narrower than this do not count."""
     expected_fingerprint: str | None = None
     """Refuse a server whose models have another fingerprint."""
+
+    def open_client(self) -> RewardClient:
+        """Returns a client; it connects when first used. Raises RewardRejectedError naming a bad key or token file."""
+        names = (self.tls_ca, self.tls_cert, self.tls_key)
+        ca, cert, key = (Path(name) if name is not None else None for name in names)
+        secure = self.tls or ca is not None or cert is not None or key is not None
+        try:
+            token = read_token(Path(self.token_file)) if self.token_file is not None else None
+            tls = ClientKeys(ca, cert, key) if secure else None
+            return RewardClient(self.endpoint, timeout_s=self.deadline_s, token=token, tls=tls)
+        except InvalidCredentials as error:
+            raise RewardRejectedError(f"reward: {error.message}") from error
 
     def score_options(self) -> ScoreOptions:
         """Returns the options that go with every video."""
@@ -88,11 +110,7 @@ class RewardLink:
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
-        token = None
-        if config.token_file is not None:
-            with open(config.token_file, encoding="utf-8") as file:
-                token = file.read().strip()
-        self._client = RewardClient(config.endpoint, timeout_s=config.deadline_s, token=token)
+        self._client = config.open_client()
         self.fingerprint = ""
         self._limits: Limits | None = None
 

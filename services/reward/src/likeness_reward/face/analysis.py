@@ -1,6 +1,7 @@
 """Frames to observations: detect, choose the face, align, embed."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,8 @@ class FaceAnalyzer:
     def __init__(self, detector: FaceDetector, recognizer: FaceRecognizer) -> None:
         self.detector = detector
         self.recognizer = recognizer
+        self.observe_stage: Callable[[str, float], None] = lambda stage, seconds: None
+        """Told the seconds of each stage of a batch: detect, align, recognize."""
 
     def analyze(
         self,
@@ -50,7 +53,9 @@ class FaceAnalyzer:
         `identity` [D] is needed when options.face_choice is "most_similar". Raises InferenceFailed.
         """
         compare = options.face_choice == "most_similar" and identity is not None
+        began = time.perf_counter()
         detected = self.detector.detect(frames)
+        detection_ended = time.perf_counter()
         candidates: list[_Candidate] = []
         verdicts: list[Verdict] = []
         for index, (frame, faces) in enumerate(zip(frames, detected, strict=True)):
@@ -59,7 +64,11 @@ class FaceAnalyzer:
             aligned = self._align(index, frame, wanted)
             candidates += aligned
             verdicts.append(verdict_of(faces, usable, aligned))
+        alignment_ended = time.perf_counter()
         chosen = self._choose(candidates, identity if compare else None)
+        self.observe_stage("detect", detection_ended - began)
+        self.observe_stage("align", alignment_ended - detection_ended)
+        self.observe_stage("recognize", time.perf_counter() - alignment_ended)
         return [
             FrameAnalysis(FaceObservation(verdict, len(faces), chosen[index][0]), chosen[index][1])
             if index in chosen

@@ -16,9 +16,12 @@ MARGIN_S = 0.05
 
 
 class Call:
-    """A deadline and an end that other threads can wait for."""
+    """A deadline, an end that other threads can wait for, and what the call's log line tells."""
 
     def __init__(self, timeout_s: float) -> None:
+        self.request_id = ""
+        self.video_count = 0
+        self.frame_count = 0
         self._deadline = time.monotonic() + timeout_s - MARGIN_S
         self._lock = threading.Lock()
         self._ended = False
@@ -60,7 +63,27 @@ CURRENT_CALL: contextvars.ContextVar[Call | None] = contextvars.ContextVar("curr
 class CallThreads(ThreadPoolExecutor):
     """Threads that work on behalf of the call that handed them the work."""
 
+    def __init__(self, workers: int, depth_changed: Callable[[int], None] = lambda depth: None) -> None:
+        """`depth_changed` is told how many pieces of work wait for a thread, whenever that changes."""
+        super().__init__(workers, thread_name_prefix="inference")
+        self._depth = 0
+        self._depth_lock = threading.Lock()
+        self._depth_changed = depth_changed
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedules fn in the context of the caller."""
         context = contextvars.copy_context()
-        return super().submit(lambda: context.run(fn, *args, **kwargs))
+
+        def run() -> T:
+            self._change_depth(-1)
+            return context.run(fn, *args, **kwargs)
+
+        self._change_depth(+1)
+        future = super().submit(run)
+        future.add_done_callback(lambda done: self._change_depth(-1) if done.cancelled() else None)
+        return future
+
+    def _change_depth(self, change: int) -> None:
+        with self._depth_lock:
+            self._depth += change
+            self._depth_changed(self._depth)

@@ -35,6 +35,11 @@ class OnnxRuntimeSession:
         self._outputs = tuple(tensor_spec(value) for value in self._session.get_outputs())
 
     @property
+    def provider(self) -> str:
+        """The execution provider in use, as onnxruntime names it."""
+        return str(self._session.get_providers()[0])
+
+    @property
     def input(self) -> TensorSpec:
         """Its only input."""
         return self._input

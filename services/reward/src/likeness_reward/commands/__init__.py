@@ -1,0 +1,1 @@
+"""The commands of likeness-reward, a file for each kind."""
