@@ -8,8 +8,10 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
 from likeness_reward import errors
+from likeness_reward.cli import app
 from likeness_reward.client import RewardClient
 from likeness_reward.credentials import BearerTokens, ClientKeys, read_token
 from likeness_reward.settings import ServerSettings
@@ -158,3 +160,19 @@ def test_probes_need_neither_tls_nor_token_on_the_health_port(serve, keys) -> No
         assert health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status != SERVING
         with pytest.raises(grpc.RpcError, match="(?i)not found"):
             channel.unary_unary("/likeness.reward.v1.RewardService/GetServerInfo")(b"", timeout=5)
+
+
+def test_the_command_line_reaches_a_server_that_wants_tls_a_certificate_and_a_token(serve, keys, tmp_path) -> None:
+    certificate, key = keys.issue("server")
+    mine, my_key = keys.issue("client")
+    token_file = tmp_path / "token"
+    token_file.write_text("word\n")
+    endpoint = serve(tls_cert=certificate, tls_key=key, client_ca=keys.ca, token_file=token_file).endpoint
+    arguments = ["info", "--endpoint", endpoint, "--timeout", "3", "--json"]
+    shown = ["--tls-ca", str(keys.ca), "--tls-cert", str(mine), "--tls-key", str(my_key)]
+    told = CliRunner().invoke(app, [*arguments, *shown, "--token-file", str(token_file)])
+    assert told.exit_code == 0, told.output
+    assert '"pack_name": "colours"' in told.stdout
+    assert isinstance(CliRunner().invoke(app, [*arguments, *shown]).exception, errors.Unauthenticated)
+    without_tls = CliRunner().invoke(app, [*arguments, "--token-file", str(token_file)])
+    assert isinstance(without_tls.exception, errors.ServerUnavailable)

@@ -150,6 +150,12 @@ class ClientKeys:
         )
 
 
+def client_keys(tls: bool, ca: Path | None, certificate: Path | None, private_key: Path | None) -> ClientKeys | None:
+    """Returns the keys of a connection; None for a plain one: `tls` is False and no file is given."""
+    given = any(file is not None for file in (ca, certificate, private_key))
+    return ClientKeys(ca, certificate, private_key) if tls or given else None
+
+
 def check_roots(path: Path) -> None:
     """Raises InvalidCredentials unless a file holds certificates in PEM format."""
     try:

@@ -13,6 +13,11 @@ SERVER_MODULES = (
     "prometheus_client",
     "pythonjsonlogger",
 )
+OTEL_MODULES = (
+    "opentelemetry.sdk",
+    "opentelemetry.exporter.otlp.proto.grpc",
+    "opentelemetry.instrumentation.grpc",
+)
 
 
 def require_server_extra(purpose: str) -> None:
@@ -22,6 +27,16 @@ def require_server_extra(purpose: str) -> None:
         raise MissingExtra(
             f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[server]'", modules=",".join(missing)
         )
+
+
+def require_otel_extra(purpose: str) -> None:
+    """Raises MissingExtra, naming the command that installs it, unless the [otel] extra is installed."""
+    try:
+        missing = [module for module in OTEL_MODULES if find_spec(module) is None]
+    except ModuleNotFoundError:  # a parent of the module is missing
+        missing = ["opentelemetry"]
+    if missing:
+        raise MissingExtra(f"{purpose} needs {missing[0]}: pip install 'likeness-reward[server,otel]'")
 
 
 def require_triton_extra(purpose: str) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
@@ -80,8 +79,3 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def code_name(code: Any) -> str:
-    """Returns the name of a grpc.StatusCode, or of the number that grpc.aio gives for it."""
-    return str(getattr(code, "name", code))

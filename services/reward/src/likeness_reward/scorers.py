@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
 from likeness_reward.client import RewardClient
-from likeness_reward.credentials import ClientKeys, read_token
+from likeness_reward.credentials import client_keys, read_token
 from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions, VideoReward
 from likeness_reward.extras import require_server_extra
 from likeness_reward.videos import read_video
@@ -41,25 +41,19 @@ class Connection:
     """How the command line reaches a server."""
 
     endpoint: str
-    token: str | None = None
-    token_file: Path | None = None
-    tls: bool = False
+    token: str | None
+    token_file: Path | None
+    tls: bool
     """Whether to speak TLS although no file below is given."""
-    tls_ca: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
 
     def open(self, timeout_s: float = TIMEOUT_S) -> RewardClient:
         """Returns a client whose calls have this deadline. Raises InvalidCredentials."""
         token = read_token(self.token_file) if self.token_file is not None else self.token
-        secure = self.tls or any(file is not None for file in (self.tls_ca, self.tls_cert, self.tls_key))
-        tls = ClientKeys(self.tls_ca, self.tls_cert, self.tls_key) if secure else None
+        tls = client_keys(self.tls, self.tls_ca, self.tls_cert, self.tls_key)
         return RewardClient(self.endpoint, timeout_s=timeout_s, token=token, tls=tls)
-
-
-def connection_to(endpoint: str | None, *keys: Any) -> Connection | None:
-    """Returns the connection of the options in Connection's order; None without an endpoint."""
-    return Connection(endpoint, *keys) if endpoint is not None else None
 
 
 def open_scorer(

@@ -2,14 +2,12 @@
 
 import os
 from importlib.metadata import version
-from importlib.util import find_spec
 
 import grpc
 
-from likeness_reward.errors import MissingExtra
+from likeness_reward.extras import require_otel_extra
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.instrumentation.grpc")
 
 
 def tracing_interceptors() -> list[grpc.aio.ServerInterceptor]:
@@ -21,8 +19,7 @@ def tracing_interceptors() -> list[grpc.aio.ServerInterceptor]:
     variable = next((name for name in ENDPOINT_VARIABLES if os.environ.get(name)), None)
     if variable is None:
         return []
-    if any(not is_installed(module) for module in MODULES):
-        raise MissingExtra(f"{variable} is set; traces need: pip install 'likeness-reward[server,otel]'")
+    require_otel_extra(f"{variable}, which is set,")
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.instrumentation.grpc import aio_server_interceptor
@@ -48,11 +45,3 @@ def flush_traces() -> None:
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()
-
-
-def is_installed(module: str) -> bool:
-    """Returns whether a module can be imported, its parents included."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

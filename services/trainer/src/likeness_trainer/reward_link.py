@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from likeness_reward.client import RewardClient
-from likeness_reward.credentials import ClientKeys, read_token
+from likeness_reward.credentials import client_keys, read_token
 from likeness_reward.domain import IdentityTemplate, Limits, ScoreOptions, ServerInfo, VideoReward
 from likeness_reward.errors import InvalidCredentials, LikenessError
 from likeness_reward.video_stream import VideoScoreStream
@@ -73,10 +73,9 @@ class RewardConfig(BaseModel):
         """Returns a client; it connects when first used. Raises RewardRejectedError naming a bad key or token file."""
         names = (self.tls_ca, self.tls_cert, self.tls_key)
         ca, cert, key = (Path(name) if name is not None else None for name in names)
-        secure = self.tls or ca is not None or cert is not None or key is not None
         try:
             token = read_token(Path(self.token_file)) if self.token_file is not None else None
-            tls = ClientKeys(ca, cert, key) if secure else None
+            tls = client_keys(self.tls, ca, cert, key)
             return RewardClient(self.endpoint, timeout_s=self.deadline_s, token=token, tls=tls)
         except InvalidCredentials as error:
             raise RewardRejectedError(f"reward: {error.message}") from error

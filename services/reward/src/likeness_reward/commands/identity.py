@@ -22,7 +22,7 @@ from likeness_reward.commands.options import (
 )
 from likeness_reward.errors import UnreadableVideo
 from likeness_reward.reporting import embedding_report, server_report
-from likeness_reward.scorers import Connection, connection_to, open_scorer
+from likeness_reward.scorers import Connection, open_scorer
 
 
 def embed(
@@ -46,7 +46,8 @@ def embed(
 
     likeness-reward embed anna1.jpg anna2.jpg -o anna.json --endpoint localhost:50051
     """
-    connection = connection_to(endpoint, token, token_file, tls, tls_ca, tls_cert, tls_key)
+    keys = (token, token_file, tls, tls_ca, tls_cert, tls_key)
+    connection = Connection(endpoint, *keys) if endpoint is not None else None
     scorer = open_scorer(connection, pack, size_of(detector_size), threads)
     encoded = []
     for image in images:

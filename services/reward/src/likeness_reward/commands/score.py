@@ -24,7 +24,7 @@ from likeness_reward.commands.options import (
 from likeness_reward.domain import ScoreOptions
 from likeness_reward.errors import LikenessError
 from likeness_reward.reporting import reward_document, reward_table
-from likeness_reward.scorers import connection_to, identity_from_path, open_scorer
+from likeness_reward.scorers import Connection, identity_from_path, open_scorer
 from likeness_reward.videos import read_video
 
 
@@ -63,7 +63,8 @@ def score(
         likeness-reward score samples/*.mp4 --identity anna.json --endpoint localhost:50051 --json
     """
     options = ScoreOptions(no_face_value=no_face_value, face_choice=face_choice, min_face_pixels=min_face_pixels)
-    connection = connection_to(endpoint, token, token_file, tls, tls_ca, tls_cert, tls_key)
+    keys = (token, token_file, tls, tls_ca, tls_cert, tls_key)
+    connection = Connection(endpoint, *keys) if endpoint is not None else None
     scorer = open_scorer(connection, pack, size_of(detector_size), threads)
     person = identity_from_path(scorer, identity)
     failures: list[LikenessError] = []

@@ -106,36 +106,15 @@ def serve(
 
         likeness-reward serve --pack ~/.insightface/models/buffalo_l --port 50051
     """
+    chosen: dict[str, Any] = {
+        name: value for name, value in locals().items() if value is not None
+    }  # each is a setting of that name
     require_server_extra("serve")
     from pydantic import ValidationError
 
     from likeness_reward import server
     from likeness_reward.settings import ServerSettings
 
-    given = {
-        "pack": pack,
-        "host": host,
-        "port": port,
-        "threads": threads,
-        "workers": workers,
-        "detector_size": detector_size,
-        "provider": provider,
-        "backend": backend,
-        "triton_url": triton_url,
-        "triton_shared_memory": triton_shared_memory,
-        "expect_fingerprint": expect_fingerprint,
-        "token_file": token_file,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "client_ca": client_ca,
-        "health_port": health_port,
-        "metrics_port": metrics_port,
-        "log_format": log_format,
-        "drain_timeout_s": drain_timeout_s,
-        "ready_file": ready_file,
-        "reflection": reflection,
-    }
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     try:
         settings = ServerSettings(**chosen)
     except ValidationError as error:
