@@ -118,9 +118,8 @@ class ServerKeys:
                 stamp = stamp_of(*self._paths())
                 if stamp == last:
                     return None
-                self.check()  # half a renewal, a new certificate with the old key, must not replace a good pair
                 last = stamp
-                return self._configuration()
+                return self._configuration()  # gRPC keeps the old pair while the new one is only half there
             except InvalidCredentials:
                 return None
 
