@@ -1,6 +1,8 @@
 """Scoring in this process, without a server. Needs the [server] extra."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from likeness_reward.errors import (
     InvalidImage,
     InvalidTemplate,
     InvalidVideo,
+    LikenessError,
     NoFaceInImages,
 )
 from likeness_reward.extras import require_server_extra
@@ -28,6 +31,8 @@ from likeness_reward.face.recognizer import FaceRecognizer
 from likeness_reward.face.scoring import cosine, pool_embeddings, reward_from_frames
 from likeness_reward.images import MAX_PIXELS, decode_image
 from likeness_reward.inference.session import InferenceSession
+from likeness_reward.many import VideoToScore, check_concurrency
+from likeness_reward.video_stream import VideoOutcome
 
 require_server_extra("scoring in this process")
 
@@ -150,6 +155,31 @@ class FaceScorer:
         for start in range(0, len(frames), FRAMES_AT_ONCE):
             scores += self.score_frames(list(frames[start : start + FRAMES_AT_ONCE]), start, identity, options)
         return reward_from_frames(scores, options, self.model_fingerprint)
+
+    def score_many(
+        self, videos: Iterable[VideoToScore], options: ScoreOptions | None = None, *, concurrency: int = 4
+    ) -> Iterator[VideoOutcome]:
+        """Yields (video_id, reward or that video's error) of every video, in order of completion.
+
+        `concurrency` threads score; at most one video more is held, so that the next is read meanwhile.
+        """
+        source = iter(videos)
+        running: dict[Future[VideoReward], str] = {}
+        with ThreadPoolExecutor(check_concurrency(concurrency), "score") as threads:
+            try:
+                while True:
+                    for video in islice(source, concurrency + 1 - len(running)):
+                        scoring = threads.submit(self.score, video.frames_rgb, video.identity, options)
+                        running[scoring] = video.video_id
+                    if not running:
+                        return
+                    for scored in wait(running, return_when=FIRST_COMPLETED).done:
+                        error = scored.exception()
+                        if error is not None and not isinstance(error, LikenessError):
+                            raise error
+                        yield running.pop(scored), scored.result() if error is None else error
+            finally:
+                threads.shutdown(cancel_futures=True)
 
 
 class EmbeddedScorer(FaceScorer):

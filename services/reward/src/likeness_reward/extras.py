@@ -19,6 +19,8 @@ OTEL_MODULES = (
     "opentelemetry.instrumentation.grpc",
 )
 
+VISUAL_MODULES = ("matplotlib", "av")
+
 
 def require_server_extra(purpose: str) -> None:
     """Raises MissingExtra, naming the command that installs it, unless the [server] extra is installed."""
@@ -44,3 +46,10 @@ def require_triton_extra(purpose: str) -> None:
     require_server_extra(purpose)
     if find_spec("tritonclient") is None:
         raise MissingExtra(f"{purpose} needs tritonclient: pip install 'likeness-reward[server,triton]'")
+
+
+def require_visual_extra(purpose: str) -> None:
+    """Raises MissingExtra, naming the command that installs it, unless the [visual] extra is installed."""
+    missing = [module for module in VISUAL_MODULES if find_spec(module) is None]
+    if missing:
+        raise MissingExtra(f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[visual]'")

@@ -43,14 +43,19 @@ class VideoToScore:
     identity: IdentityTemplate
 
 
+def check_concurrency(concurrency: int) -> int:
+    """Returns the number of videos to hold at once. Raises ValueError."""
+    if concurrency < 1:
+        raise ValueError(f"concurrency is {concurrency}; at least 1 is needed")
+    return concurrency
+
+
 class ManyVideos:
     """Scores an iterable of videos over one stream, and over a new one whenever the stream is lost."""
 
     def __init__(self, open_stream: Callable[[], VideoScoreStream], concurrency: int, retry: RetryPolicy) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency is {concurrency}; at least 1 is needed")
         self._open_stream = open_stream
-        self._concurrency = concurrency
+        self._concurrency = check_concurrency(concurrency)
         self._retry = retry
 
     def results(self, videos: Iterable[VideoToScore]) -> Iterator[VideoOutcome]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from likeness_reward.domain import Face, FaceObservation, FrameScore, IdentityTemplate, ServerInfo, VideoReward
+from likeness_reward.errors import LikenessError
 
 if TYPE_CHECKING:
     from likeness_reward.pack.pack import Pack
@@ -26,6 +27,11 @@ def reward_document(video: Path, reward: VideoReward, *, per_frame: bool) -> dic
     if per_frame:
         document["frames"] = [frame_document(frame) for frame in reward.frames]
     return document
+
+
+def error_document(video: Path, error: LikenessError) -> dict[str, Any]:
+    """Returns why a video has no reward as a JSON document."""
+    return {"video": str(video), "error": {"reason": error.reason, "message": error.message}}
 
 
 def frame_document(frame: FrameScore) -> dict[str, Any]:

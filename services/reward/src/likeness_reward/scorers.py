@@ -1,6 +1,6 @@
 """The two ways to score from the command line, behind one Protocol: a server, or a pack in this process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from likeness_reward.client import RewardClient
 from likeness_reward.credentials import client_keys, read_token
-from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions, VideoReward
+from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions
 from likeness_reward.extras import require_server_extra
+from likeness_reward.many import VideoToScore
+from likeness_reward.video_stream import VideoOutcome
 from likeness_reward.videos import read_video
 
 MOST_IDENTITY_FRAMES = 8
@@ -29,10 +31,10 @@ class Scorer(Protocol):
         """Returns the identity of images, and what was seen in each."""
         ...
 
-    def score(
-        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
-    ) -> VideoReward:
-        """Returns the reward of a video uint8 [T, H, W, 3]."""
+    def score_many(
+        self, videos: Iterable[VideoToScore], options: ScoreOptions | None = None, *, concurrency: int = 4
+    ) -> Iterator[VideoOutcome]:
+        """Yields (video_id, reward or that video's error) of every video, in order of completion."""
         ...
 
 

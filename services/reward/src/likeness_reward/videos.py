@@ -1,5 +1,6 @@
 """Local files to frames: videos, folders of frames and single images."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from likeness_reward.errors import LikenessError, UnreadableVideo
 from likeness_reward.images import decode_image
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+FOLDER_RATE = 16.0
+"""Frames a second of a folder of frames: Wan's."""
 
 
 def read_video(path: Path) -> NDArray[np.uint8]:
@@ -28,6 +31,16 @@ def read_video(path: Path) -> NDArray[np.uint8]:
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return read_image(path)[None]
     return stack_frames(path, read_video_file(path))
+
+
+def frame_rate(path: Path) -> float:
+    """Returns the frames a second of a video file; FOLDER_RATE for what has none."""
+    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+        return FOLDER_RATE
+    capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+    rate = capture.get(cv2.CAP_PROP_FPS)
+    capture.release()
+    return rate if math.isfinite(rate) and rate > 0 else FOLDER_RATE
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:

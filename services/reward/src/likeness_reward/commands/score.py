@@ -1,7 +1,6 @@
 """likeness-reward score."""
 
-import json
-import sys
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,16 +22,64 @@ from likeness_reward.commands.options import (
 )
 from likeness_reward.domain import ScoreOptions
 from likeness_reward.errors import LikenessError
-from likeness_reward.reporting import reward_document, reward_table
+from likeness_reward.score_files import score_files
+from likeness_reward.score_output import OutputFormat, ScoreProgress, open_output
 from likeness_reward.scorers import Connection, identity_from_path, open_scorer
-from likeness_reward.videos import read_video
+from likeness_reward.visuals import Visuals
+
+OUTPUT = "Output"
+SCORING = "What counts"
+VIDEOS_ON_A_STREAM = 4
 
 
 def score(
-    videos: Annotated[list[Path], typer.Argument(help="Video files, folders of frames, or images.")],
+    videos: Annotated[
+        list[Path], typer.Argument(help="Video files (mp4, mov, webm, gif, ...), folders of frames, or images.")
+    ],
     identity: Annotated[
         Path, typer.Option(help="Who the videos should show: a photo, a video, or a template from `embed`.")
     ],
+    json_output: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object; a list of them for several videos.", rich_help_panel=OUTPUT),
+    ] = False,
+    json_lines: Annotated[
+        bool,
+        typer.Option("--jsonl", help="One JSON object a line, as each video is done.", rich_help_panel=OUTPUT),
+    ] = False,
+    per_frame: Annotated[bool, typer.Option(help="List every frame.", rich_help_panel=OUTPUT)] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Picture of the similarity over time: .png, .svg or .pdf.", rich_help_panel=OUTPUT),
+    ] = None,
+    annotate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Copy with box, landmarks and score: an .mp4, or with several videos a folder of them.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    no_face_value: Annotated[
+        float,
+        typer.Option(min=-1.0, max=1.0, help="What a frame without a usable face counts.", rich_help_panel=SCORING),
+    ] = 0.0,
+    face_choice: Annotated[
+        Literal["largest", "most_similar"],
+        typer.Option(help="Which face counts when a frame shows several.", rich_help_panel=SCORING),
+    ] = "largest",
+    min_face_pixels: Annotated[
+        int, typer.Option(min=1, max=4096, help="Smallest face width used.", rich_help_panel=SCORING)
+    ] = 16,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help=f"Videos scored at once. Default: {VIDEOS_ON_A_STREAM} by a server, as many as there are cores for "
+            "--threads each with --pack.",
+            show_default=False,
+        ),
+    ] = None,
     endpoint: EndpointOption = None,
     token: TokenOption = None,
     token_file: TokenFileOption = None,
@@ -43,15 +90,6 @@ def score(
     pack: PackOption = None,
     detector_size: SizeOption = None,
     threads: ThreadsOption = 1,
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON document a line and video.")] = False,
-    per_frame: Annotated[bool, typer.Option(help="List every frame.")] = False,
-    no_face_value: Annotated[
-        float, typer.Option(min=-1.0, max=1.0, help="What a frame without a usable face counts.")
-    ] = 0.0,
-    face_choice: Annotated[
-        Literal["largest", "most_similar"], typer.Option(help="Which face counts when a frame shows several.")
-    ] = "largest",
-    min_face_pixels: Annotated[int, typer.Option(min=1, max=4096, help="Smallest face width used.")] = 16,
 ) -> None:
     """Print how much videos look like a person, from a pack in this process or from a server.
 
@@ -60,24 +98,46 @@ def score(
 
         likeness-reward score sample.mp4 --identity anna.jpg --pack ~/.insightface/models/buffalo_l
 
-        likeness-reward score samples/*.mp4 --identity anna.json --endpoint localhost:50051 --json
+        likeness-reward score samples/*.mp4 --identity anna.json --endpoint localhost:50051 --jsonl
+
+        likeness-reward score sample.mp4 --identity anna.jpg --pack buffalo_l --plot sample.png --annotate seen.mp4
     """
+    kind = output_format(json_output, json_lines)
+    visuals = Visuals(videos, plot, annotate)
     options = ScoreOptions(no_face_value=no_face_value, face_choice=face_choice, min_face_pixels=min_face_pixels)
     keys = (token, token_file, tls, tls_ca, tls_cert, tls_key)
     connection = Connection(endpoint, *keys) if endpoint is not None else None
     scorer = open_scorer(connection, pack, size_of(detector_size), threads)
     person = identity_from_path(scorer, identity)
+    at_once = concurrency or (VIDEOS_ON_A_STREAM if pack is None else cores_for(threads))
     failures: list[LikenessError] = []
-    for video in videos:
+    with ScoreProgress(len(videos)) as progress:
+        output = open_output(kind, progress, per_frame=per_frame, single=len(videos) == 1)
         try:
-            reward = scorer.score(read_video(video), person, options)
-        except LikenessError as error:
-            failures.append(error)
-            print(f"error: {video}: {error.message}", file=sys.stderr)
-            continue
-        if json_output:
-            print(json.dumps(reward_document(video, reward, per_frame=per_frame)), flush=True)
-        else:
-            print(reward_table(video, reward, per_frame=per_frame), flush=True)
+            for video, outcome in score_files(scorer, videos, person, options, at_once):
+                progress.advance()
+                if isinstance(outcome, LikenessError):
+                    failures.append(outcome)
+                    output.error(video, outcome)
+                else:
+                    output.reward(video, outcome)
+                    visuals.add(video, outcome)
+        finally:
+            output.finish()
+            visuals.finish()
     if failures:
         raise typer.Exit(exit_code_of(failures[0]))
+
+
+def output_format(json_output: bool, json_lines: bool) -> OutputFormat:
+    """Returns the format that the flags ask for. Raises typer.BadParameter when they ask for two."""
+    if json_output and json_lines:
+        raise typer.BadParameter("give --json or --jsonl, not both")
+    if json_lines:
+        return "jsonl"
+    return "json" if json_output else "table"
+
+
+def cores_for(threads: int) -> int:
+    """Returns how many scorers of `threads` threads this process has cores for, at least one."""
+    return max(1, (os.cpu_count() or 1) // threads)
