@@ -13,16 +13,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc, video_pb2
 from likeness_reward import errors
 from likeness_reward.client import RewardClient
-from likeness_reward.domain import IdentityTemplate, ScoreOptions, Verdict
+from likeness_reward.domain import IdentityTemplate, ScoreOptions, Verdict, VideoMotion
 from likeness_reward.errors import LikenessError
 from likeness_reward.images import encode_png
+from likeness_reward.many import VideoToScore
 
 
 def test_the_server_names_its_models_limits_and_components(client: RewardClient, colours) -> None:
     info = client.server_info()
     assert (info.pack_name, info.embedding_length, info.detector_size) == ("colours", 4, (64, 64))
     assert info.model_fingerprint == colours.fingerprint
-    assert info.component_names == ("identity", "coverage")
+    assert info.component_names == ("identity", "coverage", "motion")
     assert info.limits.max_message_bytes == 64 * 2**20
 
 
@@ -301,3 +302,38 @@ def test_a_server_with_other_models_than_expected_does_not_start(serve, colours)
     assert serve(expect_fingerprint=colours.fingerprint[:8]).endpoint
     with pytest.raises(errors.FingerprintMismatch, match=f"are {colours.fingerprint}, expected was 12345678"):
         serve(expect_fingerprint="12345678")
+
+
+def test_motion_is_told_and_measured_by_a_reference_in_every_way_of_scoring(client: RewardClient, colours) -> None:
+    halves = [colours.frame(), colours.frame()]
+    halves[1][:, 40:, 1] = 200  # the right edge turns yellow; the middle, and with it the face's embedding, does not
+    moving, still = np.stack(halves), np.stack(halves[:1] * 2)
+    identity, options = colours.identity(), ScoreOptions(motion_weight=1.0)
+    reference = client.score(moving, identity).motion
+    assert reference.scene > 0.1
+    assert client.score(still, identity).motion.scene == 0.0
+    rewards = [
+        client.score(still, identity, options, reference_motion=reference),
+        client._score_over_stream(still, identity, options, reference),
+        *(reward for _, reward in client.score_many([VideoToScore("v", still, identity, reference)], options)),
+    ]
+    local = colours.scorer().score(still, identity, options, reference_motion=reference)
+    assert local.component("motion") < 0.05
+    for reward in rewards:
+        assert reward.component("motion") == pytest.approx(local.component("motion"), rel=1e-5)
+        assert reward.value == pytest.approx(local.value, rel=1e-6)
+    assert client.score(moving, identity, options, reference_motion=reference).component("motion") == pytest.approx(1.0)
+
+
+def test_a_motion_weight_without_a_reference_and_a_reference_out_of_range_are_refused(
+    client: RewardClient, colours
+) -> None:
+    frames, identity = colours.frame()[None], colours.identity()
+    weighted = ScoreOptions(motion_weight=1.0)
+    with pytest.raises(errors.InvalidRequest, match="no reference_motion"):
+        client.score(frames, identity, weighted)
+    ((_, outcome),) = client.score_many([VideoToScore("v", frames, identity)], weighted)
+    assert isinstance(outcome, errors.InvalidRequest)
+    for scene, face in ((float("nan"), None), (-0.1, None), (0.5, 1.5)):
+        with pytest.raises(errors.InvalidRequest, match="reference_motion.* must be within 0 to 1"):
+            client.score(frames, identity, reference_motion=VideoMotion(scene, face))

@@ -15,7 +15,8 @@ from likeness_reward.client import RewardClient
 from likeness_reward.domain import ScoreOptions, VideoReward
 from likeness_reward.errors import LikenessError
 from likeness_reward.many import VideoToScore
-from likeness_reward.video_stream import FRAMES_PER_MESSAGE, QUEUED_MESSAGES, VideoScoreStream
+from likeness_reward.messages import FRAMES_PER_MESSAGE
+from likeness_reward.video_stream import QUEUED_MESSAGES, VideoScoreStream
 from likeness_reward.wire import identity_to_message
 
 

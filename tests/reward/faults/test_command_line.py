@@ -112,7 +112,7 @@ def test_an_unreadable_video_is_named_and_the_others_are_scored(
     broken.write_bytes(b"\0" * 5000)
     code, out, err = run("score", broken, clip, "--identity", photo, "--pack", written_pack)
     assert code == 3
-    assert f"error: {broken}: {broken} cannot be opened as a video (5000 bytes)" in err
+    assert f"error: {broken} cannot be opened as a video (5000 bytes)" in err
     assert str(clip) in out
 
 
@@ -171,3 +171,109 @@ def test_a_missing_extra_names_the_command_that_installs_it(
     code, _, err = run("pack", "check", written_pack)
     assert code == 1
     assert "needs a_module_that_is_not_there: pip install 'likeness-reward[server]'" in err
+
+
+def unboxed(text: str) -> str:
+    """Returns a usage error as one line, without the box that the terminal draws around it."""
+    return " ".join(text.replace("\u2502", " ").split())
+
+
+def bright_clip(folder: Path, name: str, levels: tuple[int, ...]) -> Path:
+    clip = folder / name
+    clip.mkdir()
+    for index, level in enumerate(levels):
+        (clip / f"{index}.png").write_bytes(encode_png(np.full((64, 64, 3), level, np.uint8)))
+    return clip
+
+
+def test_several_videos_are_scored_at_once_and_told_in_the_order_given(
+    run, serve, written_pack: Path, photo: Path, tmp_path: Path
+) -> None:
+    from likeness_reward.embedded import EmbeddedScorer
+
+    clips = [bright_clip(tmp_path, f"clip{count}", (220,) * count + (0,) * (6 - count)) for count in (5, 1, 3, 6, 2)]
+    missing = tmp_path / "missing.mp4"
+    arguments = ["score", clips[0], clips[1], missing, *clips[2:], "--identity", photo, "--jsonl"]
+    endpoint = serve(EmbeddedScorer(written_pack)).endpoint
+    for where in (["--pack", written_pack, "--concurrency", 3], ["--endpoint", endpoint]):
+        code, out, err = run(*arguments, *where)
+        documents = [json.loads(line) for line in out.splitlines()]
+        assert code == 3
+        assert [document["video"] for document in documents] == [
+            str(path) for path in [*clips[:2], missing, *clips[2:]]
+        ]
+        found = [document["embedded_frame_count"] for document in documents if "reward" in document]
+        assert found == [5, 1, 3, 6, 2]
+        assert documents[2]["error"] == {"reason": "UNREADABLE_VIDEO", "message": f"{missing}: no such file"}
+        assert f"error: {missing}: no such file" in err
+
+
+def test_json_is_one_object_for_one_video_and_a_list_for_several(run, written_pack: Path, photo: Path, clip: Path):
+    arguments = ["--identity", photo, "--pack", written_pack, "--json"]
+    one = json.loads(run("score", clip, *arguments)[1])
+    assert json.loads(run("score", clip, clip, *arguments)[1]) == [one, one]
+    code, _, err = run("score", clip, *arguments, "--jsonl")
+    assert (code, "not both" in err) == (2, True)
+
+
+def test_a_plot_and_annotated_copies_are_written(run, written_pack: Path, photo: Path, clip: Path, tmp_path: Path):
+    from likeness_reward.videos import read_video
+
+    plot, copy = tmp_path / "plot.png", tmp_path / "seen.mp4"
+    code, _, err = run("score", clip, "--identity", photo, "--pack", written_pack, "--plot", plot, "--annotate", copy)
+    assert code == 0, err
+    assert cv2.imread(str(plot)).shape[1] > 600
+    seen = read_video(copy)
+    assert seen.shape == (3, 64, 64, 3)
+    colourfulness = np.ptp(seen.astype(int), axis=-1).max(axis=(1, 2))
+    assert (colourfulness[:2] > 8).all()  # the box; 4:2:0 pales its thin lines, on grey frames
+    assert colourfulness[2] < 5  # no face, no box
+    assert not list(tmp_path.glob(".*partial*"))
+    folder = tmp_path / "all"
+    other = bright_clip(tmp_path, "other", (220, 220))
+    assert run("score", clip, other, "--identity", photo, "--pack", written_pack, "--annotate", folder)[0] == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["clip.mp4", "other.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plot", "plot.txt"], "must end in .png, .svg, .pdf"),
+        (["--plot", "nowhere/plot.png"], "there is no folder nowhere"),
+        (["--annotate", "copy.avi"], "must end in .mp4"),
+        (["--motion-weight", "1"], "--motion-weight needs --motion-reference"),
+        (["--concurrency", "0"], "concurrency"),
+    ],
+)
+def test_wrong_outputs_are_refused_before_anything_is_scored(
+    run, written_pack: Path, photo: Path, clip: Path, arguments: list[str], words: str
+) -> None:
+    code, out, err = run("score", clip, "--identity", photo, "--pack", written_pack, *arguments)
+    assert (code, out, words in unboxed(err)) == (2, "", True), err
+
+
+def test_an_annotated_copy_never_replaces_its_video(run, written_pack: Path, photo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "clip.mp4"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 16, (64, 64))
+    writer.write(np.full((64, 64, 3), 220, np.uint8))
+    writer.release()
+    before = path.read_bytes()
+    code, _, err = run("score", path, "--identity", photo, "--pack", written_pack, "--annotate", path)
+    assert (code, "would replace" in unboxed(err)) == (2, True)
+    assert path.read_bytes() == before
+
+
+def test_motion_is_compared_with_a_reference_video(run, written_pack: Path, photo: Path, tmp_path: Path) -> None:
+    moving, still = bright_clip(tmp_path, "moving", (220, 220)), bright_clip(tmp_path, "still", (220, 220))
+    half = np.full((64, 64, 3), 220, np.uint8)
+    half[:, 32:] = 160
+    (moving / "1.png").write_bytes(encode_png(half))
+    arguments = ["--identity", photo, "--pack", written_pack, "--motion-reference", moving, "--motion-weight", 0.5]
+    code, out, _ = run("score", still, moving, *arguments, "--json")
+    frozen, reference = json.loads(out)
+    parts = {part["name"]: part for part in frozen["components"]}
+    assert code == 0
+    assert parts["motion"]["weight"] == 0.5
+    assert parts["motion"]["value"] < 0.1
+    assert {part["name"]: part["value"] for part in reference["components"]}["motion"] == pytest.approx(1.0)
+    assert frozen["motion"] == {"scene": 0.0, "face": 0.0}

@@ -124,7 +124,7 @@ def test_info_tells_pack_models_and_limits_and_fails_without_a_server(start_serv
     command = [sys.executable, "-m", "likeness_reward", "info", "--endpoint", server.endpoint]
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     document = json.loads(told.stdout)
-    assert document["component_names"] == ["identity", "coverage"]
+    assert document["component_names"] == ["identity", "coverage", "motion"]
     assert len(document["model_fingerprint"]) == 64
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert document["model_fingerprint"] in text

@@ -98,7 +98,7 @@ def test_an_empty_options_message_means_the_defaults() -> None:
         ({"no_face_value": float("nan")}, "options.no_face_value is nan"),
         ({"min_face_pixels": 0}, "options.min_face_pixels is 0"),
         ({"aggregation": 9}, "options.aggregation 9 is unknown"),
-        ({"component_weights": [{"name": "motion", "weight": 1}]}, "no component 'motion'; there are identity"),
+        ({"component_weights": [{"name": "beauty", "weight": 1}]}, "no component 'beauty'; there are identity"),
         ({"component_weights": [{"name": "identity", "weight": float("inf")}]}, "options.identity_weight is inf"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from likeness_reward.errors import UnreadableVideo
 from likeness_reward.images import encode_png
-from likeness_reward.videos import read_video
+from likeness_reward.videos import FOLDER_RATE, frame_rate, read_video
 
 
 def write_video(path: Path, colours_rgb: list[tuple[int, int, int]]) -> None:
@@ -49,3 +49,33 @@ def test_frames_of_different_sizes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.png").write_bytes(encode_png(np.zeros((6, 4, 3), np.uint8)))
     with pytest.raises(UnreadableVideo, match="frame 1 is 4x6, frame 0 is 6x4"):
         read_video(tmp_path)
+
+
+CONTAINERS = [
+    ("mp4", "libx264", "yuv444p"),
+    ("mov", "libx264", "yuv420p"),
+    ("webm", "libvpx-vp9", "yuv420p"),
+    ("gif", "gif", "rgb8"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "codec", "pixels"), CONTAINERS)
+def test_mp4_mov_webm_and_gif_are_read_with_their_rate(tmp_path: Path, suffix: str, codec: str, pixels: str) -> None:
+    av = pytest.importorskip("av", reason="PyAV, which writes the videos of this test, is not installed")
+    colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
+    path = tmp_path / f"clip.{suffix}"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
+        for colour in colours:
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), colour, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame.reformat(format=pixels)))
+        container.mux(stream.encode(None))
+    frames = read_video(path)
+    assert frames.shape == (3, 48, 64, 3)
+    np.testing.assert_allclose(frames.mean(axis=(1, 2)), colours, atol=40)
+    assert frame_rate(path) == pytest.approx(10, rel=0.01)
+
+
+def test_a_folder_has_the_rate_of_wan(tmp_path: Path) -> None:
+    assert frame_rate(tmp_path) == FOLDER_RATE

@@ -1,6 +1,5 @@
 """The client: calls with deadlines, streams with backpressure, errors of one family."""
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -9,7 +8,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc, video_pb2
+from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
 from likeness_reward.channel import open_channel
 from likeness_reward.credentials import ClientKeys
 from likeness_reward.domain import (
@@ -18,18 +17,16 @@ from likeness_reward.domain import (
     Pooling,
     ScoreOptions,
     ServerInfo,
+    VideoMotion,
     VideoReward,
 )
-from likeness_reward.errors import InvalidVideo, LikenessError, ServerUnavailable, error_from_call
-from likeness_reward.images import encode_png
+from likeness_reward.errors import LikenessError, ServerUnavailable, error_from_call
 from likeness_reward.many import ManyVideos, RetryPolicy, VideoToScore
+from likeness_reward.messages import check_video, embed_request, score_request, stream_config
 from likeness_reward.video_stream import VideoScoreStream
 from likeness_reward.wire import (
     identity_from_message,
-    identity_to_message,
     observation_from_message,
-    options_to_message,
-    pooling_to_message,
     reward_from_message,
     server_info_from_message,
 )
@@ -92,40 +89,39 @@ class RewardClient:
         self, images: Sequence[bytes | NDArray[np.uint8]], pooling: Pooling = "mean"
     ) -> tuple[IdentityTemplate, list[FaceObservation]]:
         """As `embed_identity`; also returns what was seen in each image."""
-        encoded = [image if isinstance(image, bytes) else encode_png(image) for image in images]
-        request = reward_service_pb2.EmbedIdentityRequest(images=encoded, pooling=pooling_to_message(pooling))
-        response = self._call(self._stub.EmbedIdentity, request)
+        response = self._call(self._stub.EmbedIdentity, embed_request(images, pooling))
         observations = [observation_from_message(message) for message in response.observations]
         return identity_from_message(response.identity), observations
 
     def score(
-        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+        self,
+        frames_rgb: NDArray[np.uint8],
+        identity: IdentityTemplate,
+        options: ScoreOptions | None = None,
+        *,
+        reference_motion: VideoMotion | None = None,
     ) -> VideoReward:
         """Returns the reward of a video uint8 [T, H, W, 3]; more than SINGLE_MESSAGE_BYTES of it go over a stream.
 
+        `reference_motion`, the `motion` of another video's reward, is what its motion is measured by.
         Raises InvalidVideo, InvalidTemplate, FingerprintMismatch, LimitExceeded, ...
         """
         check_video(frames_rgb)
         if frames_rgb.nbytes > SINGLE_MESSAGE_BYTES:
-            return self._score_over_stream(frames_rgb, identity, options)
-        count, height, width = frames_rgb.shape[:3]
-        request = reward_service_pb2.ScoreVideoRequest(
-            request_id=str(uuid.uuid4()),
-            identity=identity_to_message(identity),
-            options=options_to_message(options or ScoreOptions()),
-            spec=video_pb2.VideoSpec(
-                encoding=video_pb2.FRAME_ENCODING_RGB24, width=width, height=height, frame_count=count
-            ),
-            frames=[frame.tobytes() for frame in frames_rgb],
-        )
+            return self._score_over_stream(frames_rgb, identity, options, reference_motion)
+        request = score_request(frames_rgb, identity, options, reference_motion)
         return reward_from_message(self._call(self._stub.ScoreVideo, request).reward)
 
     def _score_over_stream(
-        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None
+        self,
+        frames_rgb: NDArray[np.uint8],
+        identity: IdentityTemplate,
+        options: ScoreOptions | None,
+        reference_motion: VideoMotion | None,
     ) -> VideoReward:
         count, height, width = frames_rgb.shape[:3]
         with self.open_stream(options, identity=identity, deadline_s=self.timeout_s) as stream:
-            stream.start_video("video", width, height, count)
+            stream.start_video("video", width, height, count, reference_motion=reference_motion)
             stream.send_frames("video", 0, frames_rgb)
             stream.end_video("video")
             stream.close()
@@ -147,15 +143,9 @@ class RewardClient:
         `identity` is the person of every video that names none of its own; the stream fails when the server's models
         are not `expected_fingerprint`, and after `deadline_s` in any case.
         """
-        config = reward_service_pb2.StreamConfig(
-            request_id=str(uuid.uuid4()),
-            identity=identity_to_message(identity) if identity is not None else None,
-            options=options_to_message(options or ScoreOptions()),
-            expected_model_fingerprint=expected_fingerprint or "",
-        )
         return VideoScoreStream(
             lambda requests: self._stub.StreamVideoScores(requests, timeout=deadline_s, metadata=self._metadata),
-            config,
+            stream_config(options, identity, expected_fingerprint),
             endpoint=self.endpoint,
             deadline_s=deadline_s,
         )
@@ -187,10 +177,3 @@ class RewardClient:
             return method(request, timeout=self.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise error_from_call(error, self.endpoint) from error
-
-
-def check_video(frames_rgb: NDArray[np.uint8]) -> None:
-    """Raises InvalidVideo unless the array is uint8 [T, H, W, 3] with T > 0."""
-    if frames_rgb.dtype != np.uint8 or frames_rgb.ndim != 4 or frames_rgb.shape[3] != 3 or len(frames_rgb) == 0:
-        found = f"{frames_rgb.dtype} {list(frames_rgb.shape)}"
-        raise InvalidVideo(f"expected frames uint8 [T, H, W, 3] with T > 0, found {found}", found=found)

@@ -1,7 +1,7 @@
 """The words that client, server and embedded scorer share: identities, options, verdicts and rewards."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,8 @@ from likeness_reward.errors import InvalidTemplate
 TEMPLATE_FORMAT = "likeness-identity-template/1"
 IDENTITY_COMPONENT = "identity"
 COVERAGE_COMPONENT = "coverage"
-COMPONENT_NAMES = (IDENTITY_COMPONENT, COVERAGE_COMPONENT)
+MOTION_COMPONENT = "motion"
+COMPONENT_NAMES = (IDENTITY_COMPONENT, COVERAGE_COMPONENT, MOTION_COMPONENT)
 
 Pooling = Literal["mean", "quality_weighted"]
 
@@ -54,6 +55,8 @@ class ScoreOptions(BaseModel):
     """Weight of the mean (or least) similarity in the reward."""
     coverage_weight: float = 0.0
     """Weight of the share of frames with an embedded face in the reward."""
+    motion_weight: float = 0.0
+    """Weight of the motion, compared with a reference motion, in the reward; a weight needs a reference."""
     include_frames: bool = True
     """Whether the reward lists every frame."""
 
@@ -133,6 +136,26 @@ class FaceObservation:
 
 
 @dataclass(frozen=True)
+class Thumbnails:
+    """What is kept of a frame to measure motion: small grey pictures of zero mean and at most unit length."""
+
+    scene: NDArray[np.float32]
+    """float32 [S * S], the whole frame."""
+    face: NDArray[np.float32] | None
+    """float32 [F * F], the aligned face; None without one."""
+
+
+@dataclass(frozen=True)
+class VideoMotion:
+    """How much a video moves, from 0 for a still picture to 1; see face/motion.py."""
+
+    scene: float
+    """Motion of the whole frame."""
+    face: float | None
+    """Motion of the aligned face; None without two consecutive frames that show one."""
+
+
+@dataclass(frozen=True)
 class FrameScore:
     """The score of one frame."""
 
@@ -140,6 +163,8 @@ class FrameScore:
     similarity: float | None
     """Cosine to the identity, -1 to 1; None without an embedded face."""
     observation: FaceObservation
+    thumbnails: Thumbnails | None = field(default=None, compare=False, repr=False)
+    """Inside the scorer only: a VideoReward's frames have none."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +189,8 @@ class VideoReward:
     model_fingerprint: str
     frames: tuple[FrameScore, ...]
     """One entry per frame, or none when ScoreOptions.include_frames is off."""
+    motion: VideoMotion = VideoMotion(0.0, None)
+    """How much it moves; what other videos' motion can be measured by."""
 
     @property
     def coverage(self) -> float:

@@ -14,6 +14,7 @@ from likeness_reward.domain import (
     IdentityTemplate,
     Pooling,
     ScoreOptions,
+    VideoMotion,
     VideoReward,
 )
 from likeness_reward.errors import (
@@ -27,8 +28,9 @@ from likeness_reward.errors import (
 from likeness_reward.extras import require_server_extra
 from likeness_reward.face.analysis import FaceAnalyzer
 from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector
+from likeness_reward.face.motion import thumbnails_of
 from likeness_reward.face.recognizer import FaceRecognizer
-from likeness_reward.face.scoring import cosine, pool_embeddings, reward_from_frames
+from likeness_reward.face.scoring import check_reference_motion, cosine, pool_embeddings, reward_from_frames
 from likeness_reward.images import MAX_PIXELS, decode_image
 from likeness_reward.inference.session import InferenceSession
 from likeness_reward.many import VideoToScore, check_concurrency
@@ -137,24 +139,31 @@ class FaceScorer:
                 first_index + position,
                 None if analysis.embedding is None else cosine(analysis.embedding, identity.embedding),
                 analysis.observation,
+                thumbnails_of(frames[position], analysis.crop),
             )
             for position, analysis in enumerate(analyses)
         ]
 
     def score(
-        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+        self,
+        frames_rgb: NDArray[np.uint8],
+        identity: IdentityTemplate,
+        options: ScoreOptions | None = None,
+        *,
+        reference_motion: VideoMotion | None = None,
     ) -> VideoReward:
-        """Returns the reward of a video uint8 [T, H, W, 3].
+        """Returns the reward of a video uint8 [T, H, W, 3]; `reference_motion` is what its motion is measured by.
 
-        Raises InvalidVideo, InvalidTemplate, FingerprintMismatch or InferenceFailed.
+        Raises InvalidVideo, InvalidTemplate, FingerprintMismatch, InvalidRequest or InferenceFailed.
         """
         options = options or ScoreOptions()
+        check_reference_motion(options, reference_motion)
         self.check_identity(identity)
         frames = check_frames(frames_rgb, "frames_rgb")
         scores: list[FrameScore] = []
         for start in range(0, len(frames), FRAMES_AT_ONCE):
             scores += self.score_frames(list(frames[start : start + FRAMES_AT_ONCE]), start, identity, options)
-        return reward_from_frames(scores, options, self.model_fingerprint)
+        return reward_from_frames(scores, options, self.model_fingerprint, reference_motion)
 
     def score_many(
         self, videos: Iterable[VideoToScore], options: ScoreOptions | None = None, *, concurrency: int = 4
@@ -169,8 +178,7 @@ class FaceScorer:
             try:
                 while True:
                     for video in islice(source, concurrency + 1 - len(running)):
-                        scoring = threads.submit(self.score, video.frames_rgb, video.identity, options)
-                        running[scoring] = video.video_id
+                        running[threads.submit(self._score_one, video, options)] = video.video_id
                     if not running:
                         return
                     for scored in wait(running, return_when=FIRST_COMPLETED).done:
@@ -180,6 +188,9 @@ class FaceScorer:
                         yield running.pop(scored), scored.result() if error is None else error
             finally:
                 threads.shutdown(cancel_futures=True)
+
+    def _score_one(self, video: VideoToScore, options: ScoreOptions | None) -> VideoReward:
+        return self.score(video.frames_rgb, video.identity, options, reference_motion=video.reference_motion)
 
 
 class EmbeddedScorer(FaceScorer):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from likeness_reward.domain import IdentityTemplate
+from likeness_reward.domain import IdentityTemplate, VideoMotion
 from likeness_reward.errors import LikenessError
 from likeness_reward.video_stream import VideoOutcome, VideoScoreStream
 
@@ -41,6 +41,8 @@ class VideoToScore:
     frames_rgb: NDArray[np.uint8]
     """uint8 [T, H, W, 3]."""
     identity: IdentityTemplate
+    reference_motion: VideoMotion | None = None
+    """What its motion is measured by."""
 
 
 def check_concurrency(concurrency: int) -> int:
@@ -138,6 +140,8 @@ class _Sender(threading.Thread):
 
     def _send(self, video: VideoToScore) -> None:
         count, height, width = video.frames_rgb.shape[:3]
-        self._stream.start_video(video.video_id, width, height, count, video.identity)
+        self._stream.start_video(
+            video.video_id, width, height, count, video.identity, reference_motion=video.reference_motion
+        )
         self._stream.send_frames(video.video_id, 0, video.frames_rgb)
         self._stream.end_video(video.video_id)

@@ -22,6 +22,7 @@ def reward_document(video: Path, reward: VideoReward, *, per_frame: bool) -> dic
         "frame_count": reward.frame_count,
         "embedded_frame_count": reward.embedded_frame_count,
         "similarities": reward.similarities,
+        "motion": {"scene": reward.motion.scene, "face": reward.motion.face},
         "model_fingerprint": reward.model_fingerprint,
     }
     if per_frame:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from likeness_reward.domain import IdentityTemplate, ScoreOptions, VideoReward
+from likeness_reward.domain import IdentityTemplate, ScoreOptions, VideoMotion, VideoReward
 from likeness_reward.errors import LikenessError
 from likeness_reward.many import VideoToScore
 from likeness_reward.scorers import Scorer
@@ -13,18 +13,24 @@ FileOutcome = tuple[Path, VideoReward | LikenessError]
 
 
 def score_files(
-    scorer: Scorer, paths: Sequence[Path], identity: IdentityTemplate, options: ScoreOptions, concurrency: int
+    scorer: Scorer,
+    paths: Sequence[Path],
+    identity: IdentityTemplate,
+    options: ScoreOptions,
+    *,
+    concurrency: int,
+    reference_motion: VideoMotion | None = None,
 ) -> Iterator[FileOutcome]:
     """Yields (path, reward or that file's error) in the order given; `concurrency` files are scored at once.
 
-    Raises the LikenessError of a server that stays away.
+    `reference_motion` is what the motion of each is measured by. Raises the LikenessError of a server that stays away.
     """
     unreadable: dict[int, LikenessError] = {}
 
     def readable() -> Iterator[VideoToScore]:
         for position, path in enumerate(paths):
             try:
-                yield VideoToScore(str(position), read_video(path), identity)
+                yield VideoToScore(str(position), read_video(path), identity, reference_motion)
             except LikenessError as error:
                 unreadable[position] = error
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from likeness_reward.client import RewardClient
 from likeness_reward.credentials import client_keys, read_token
-from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions
+from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions, VideoReward
 from likeness_reward.extras import require_server_extra
 from likeness_reward.many import VideoToScore
 from likeness_reward.video_stream import VideoOutcome
@@ -29,6 +29,12 @@ class Scorer(Protocol):
         self, images: Sequence[bytes | NDArray[np.uint8]], pooling: Pooling = "mean"
     ) -> tuple[IdentityTemplate, list[FaceObservation]]:
         """Returns the identity of images, and what was seen in each."""
+        ...
+
+    def score(
+        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+    ) -> VideoReward:
+        """Returns the reward of a video uint8 [T, H, W, 3]."""
         ...
 
     def score_many(

@@ -20,7 +20,7 @@ from likeness_reward.errors import (
     ServerBusy,
     ServerDraining,
 )
-from likeness_reward.face.scoring import reward_from_frames
+from likeness_reward.face.scoring import check_reference_motion, reward_from_frames
 from likeness_reward.frame_work import FrameWork
 from likeness_reward.frames import FrameReader
 from likeness_reward.metrics import ServerMetrics
@@ -33,6 +33,7 @@ from likeness_reward.wire import (
     observation_to_message,
     options_from_message,
     pooling_from_message,
+    reference_motion_of,
     reward_to_message,
 )
 
@@ -147,6 +148,8 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
             raise InvalidTemplate("the request has no identity")
         identity = identity_from_message(request.identity)
         self._scorer.check_identity(identity)
+        motion = reference_motion_of(request)
+        check_reference_motion(options, motion)
         self._metrics.received_bytes.inc(sum(map(len, request.frames)))
         with self._admission.admit(), self._one_video():
             note_video()
@@ -154,7 +157,7 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
             for start in range(0, reader.frame_count, FRAMES_AT_ONCE):
                 part = request.frames[start : start + FRAMES_AT_ONCE]
                 scores += await self._work.score(reader, part, start, identity, options)
-            reward = reward_from_frames(scores, options, self._scorer.model_fingerprint)
+            reward = reward_from_frames(scores, options, self._scorer.model_fingerprint, motion)
         return reward_service_pb2.ScoreVideoResponse(reward=reward_to_message(reward))
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ from functools import partial
 
 from likeness.reward.v1 import reward_service_pb2, video_pb2
 from likeness.reward.v1.reward_service_pb2 import StreamVideoScoresResponse as Response
-from likeness_reward.domain import FrameScore, IdentityTemplate, ScoreOptions
+from likeness_reward.domain import FrameScore, IdentityTemplate, ScoreOptions, VideoMotion
 from likeness_reward.embedded import FRAMES_AT_ONCE, FaceScorer
 from likeness_reward.errors import (
     FingerprintMismatch,
@@ -20,13 +20,18 @@ from likeness_reward.errors import (
     error_from_status,
     status_from_error,
 )
-from likeness_reward.face.scoring import reward_from_frames
+from likeness_reward.face.scoring import check_reference_motion, reward_from_frames
 from likeness_reward.frame_work import FrameWork
 from likeness_reward.frames import FrameReader, check_crc32
 from likeness_reward.inference.call import CURRENT_CALL
 from likeness_reward.metrics import ServerMetrics
 from likeness_reward.settings import ServerSettings
-from likeness_reward.wire import identity_from_message, options_from_message, reward_to_message
+from likeness_reward.wire import (
+    identity_from_message,
+    options_from_message,
+    reference_motion_of,
+    reward_to_message,
+)
 
 MAX_NAME_LENGTH = 64
 
@@ -37,6 +42,7 @@ class OpenVideo:
 
     reader: FrameReader
     identity: IdentityTemplate
+    reference_motion: VideoMotion | None
     received: int = 0
     analyses: list[asyncio.Task[list[FrameScore]]] = field(default_factory=list)
 
@@ -47,6 +53,7 @@ class StreamSettings:
 
     identity: IdentityTemplate | None
     options: ScoreOptions
+    reference_motion: VideoMotion | None
 
 
 class ScoringStream:
@@ -144,7 +151,7 @@ class ScoringStream:
         if config.HasField("identity"):
             identity = identity_from_message(config.identity)
             self._scorer.check_identity(identity)
-        self._config = StreamSettings(identity, options_from_message(config.options))
+        self._config = StreamSettings(identity, options_from_message(config.options), reference_motion_of(config))
         started = reward_service_pb2.StreamStarted(
             model_fingerprint=fingerprint, max_videos_in_flight=self._settings.max_videos_in_flight
         )
@@ -163,7 +170,8 @@ class ScoringStream:
         self._metrics.videos_in_flight.inc()
         note_video()
         try:
-            self._open[name] = OpenVideo(FrameReader.of(message.spec, self._settings.limits), self._identity(message))
+            reader = FrameReader.of(message.spec, self._settings.limits)
+            self._open[name] = OpenVideo(reader, self._identity(message), self._reference_motion(message))
         except LikenessError as error:
             await self._fail(name, error)
 
@@ -175,6 +183,12 @@ class ScoringStream:
         if self._config is None or self._config.identity is None:
             raise InvalidTemplate(f"video {message.video_id!r} has no identity, and neither has the stream")
         return self._config.identity
+
+    def _reference_motion(self, message: video_pb2.VideoStart) -> VideoMotion | None:
+        assert self._config is not None
+        motion = reference_motion_of(message) or self._config.reference_motion
+        check_reference_motion(self._config.options, motion)
+        return motion
 
     async def _add_frames(self, message: video_pb2.VideoFrames) -> None:
         name = message.video_id
@@ -232,7 +246,8 @@ class ScoringStream:
                 message = f"video {name!r} ended after {video.received} of {video.reader.frame_count} frames"
                 raise InvalidVideo(message, found=video.received, expected=video.reader.frame_count)
             frames = [frame for part in await asyncio.gather(*video.analyses) for frame in part]
-            reward = reward_from_frames(frames, self._config.options, self._scorer.model_fingerprint)
+            fingerprint = self._scorer.model_fingerprint
+            reward = reward_from_frames(frames, self._config.options, fingerprint, video.reference_motion)
         except LikenessError as error:
             result = reward_service_pb2.VideoResult(video_id=name, error=status_from_error(error))
         else:

@@ -11,9 +11,9 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from likeness.reward.v1 import reward_service_pb2, video_pb2
+from likeness.reward.v1 import reward_service_pb2
 from likeness.reward.v1.reward_service_pb2 import StreamVideoScoresRequest as Request
-from likeness_reward.domain import IdentityTemplate, VideoReward
+from likeness_reward.domain import IdentityTemplate, VideoMotion, VideoReward
 from likeness_reward.errors import (
     DeadlineExceeded,
     InvalidVideo,
@@ -22,10 +22,9 @@ from likeness_reward.errors import (
     error_from_call,
     error_from_status,
 )
-from likeness_reward.frames import crc32_of
-from likeness_reward.wire import identity_to_message, reward_from_message
+from likeness_reward.messages import video_end, video_frames, video_start
+from likeness_reward.wire import reward_from_message
 
-FRAMES_PER_MESSAGE = 3
 QUEUED_MESSAGES = 4
 VideoOutcome = tuple[str, VideoReward | LikenessError]
 
@@ -40,16 +39,16 @@ class VideoScoreStream:
     def __init__(
         self,
         start_call: Callable[[Iterator[Request]], Any],
-        config: reward_service_pb2.StreamConfig,
+        config: Request,
         *,
         endpoint: str,
         deadline_s: float,
     ) -> None:
-        """Opens the stream: `start_call` makes the gRPC call from an iterator of requests."""
+        """Opens the stream: `start_call` makes the gRPC call from an iterator of requests, `config` first."""
         self._endpoint = endpoint
         self._ends_at = time.monotonic() + deadline_s
         self._changed = threading.Condition()
-        self._outbox: deque[Request] = deque([Request(config=config)])
+        self._outbox: deque[Request] = deque([config])
         self._results: deque[VideoOutcome] = deque()
         self._in_flight: set[str] = set()
         self._failed: set[str] = set()
@@ -78,21 +77,26 @@ class VideoScoreStream:
             return self._model_fingerprint
 
     def start_video(
-        self, video_id: str, width: int, height: int, frame_count: int, identity: IdentityTemplate | None = None
+        self,
+        video_id: str,
+        width: int,
+        height: int,
+        frame_count: int,
+        identity: IdentityTemplate | None = None,
+        *,
+        reference_motion: VideoMotion | None = None,
     ) -> None:
-        """Announces a video of `frame_count` frames of width x height pixels; `identity` overrides the stream's."""
-        spec = video_pb2.VideoSpec(
-            encoding=video_pb2.FRAME_ENCODING_RGB24, width=width, height=height, frame_count=frame_count
-        )
-        message = video_pb2.VideoStart(video_id=video_id, spec=spec)
-        if identity is not None:
-            message.identity.CopyFrom(identity_to_message(identity))
+        """Announces a video of `frame_count` frames of width x height pixels.
+
+        `identity` overrides the stream's; `reference_motion` is what the video's motion is measured by.
+        """
+        message = video_start(video_id, (frame_count, height, width), identity, reference_motion)
         with self._changed:
             if video_id in self._in_flight:
                 raise InvalidVideo(f"video_id {video_id!r} is already in use on this stream", video_id=video_id)
             self._wait_for(lambda: self._max_in_flight > 0 and len(self._in_flight) < self._max_in_flight)
             self._in_flight.add(video_id)
-        self._send(Request(video_start=message))
+        self._send(message)
 
     def send_frames(self, video_id: str, first_frame_index: int, frames_rgb: NDArray[np.uint8]) -> None:
         """Sends consecutive frames uint8 [T, H, W, 3] of an open video, up to three a message.
@@ -102,18 +106,14 @@ class VideoScoreStream:
         if frames_rgb.dtype != np.uint8 or frames_rgb.ndim != 4 or frames_rgb.shape[3] != 3:
             found = f"{frames_rgb.dtype} {list(frames_rgb.shape)}"
             raise InvalidVideo(f"expected frames uint8 [T, H, W, 3], found {found}", video_id=video_id, found=found)
-        for start in range(0, len(frames_rgb), FRAMES_PER_MESSAGE):
+        for message in video_frames(video_id, first_frame_index, frames_rgb):
             if video_id in self._failed:
                 return
-            frames = [frame.tobytes() for frame in frames_rgb[start : start + FRAMES_PER_MESSAGE]]
-            message = video_pb2.VideoFrames(
-                video_id=video_id, first_frame_index=first_frame_index + start, frames=frames, crc32=crc32_of(frames)
-            )
-            self._send(Request(frames=message))
+            self._send(message)
 
     def end_video(self, video_id: str, *, cancelled: bool = False) -> None:
         """Says that all frames were sent; the result becomes due. A cancelled video has no result."""
-        self._send(Request(video_end=video_pb2.VideoEnd(video_id=video_id, cancelled=cancelled)))
+        self._send(video_end(video_id, cancelled=cancelled))
         with self._changed:
             self._failed.discard(video_id)
             if cancelled:

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 from pydantic import ValidationError
 
-from likeness.reward.v1 import identity_pb2, reward_pb2, reward_service_pb2
+from likeness.reward.v1 import identity_pb2, reward_pb2, reward_service_pb2, video_pb2
 from likeness_reward.domain import (
     COMPONENT_NAMES,
     COVERAGE_COMPONENT,
     IDENTITY_COMPONENT,
+    MOTION_COMPONENT,
     Face,
     FaceObservation,
     FrameScore,
@@ -20,6 +21,7 @@ from likeness_reward.domain import (
     ScoreOptions,
     ServerInfo,
     Verdict,
+    VideoMotion,
     VideoReward,
 )
 from likeness_reward.errors import FeatureUnavailable, InvalidRequest, InvalidTemplate
@@ -85,6 +87,7 @@ def options_to_message(options: ScoreOptions) -> reward_pb2.ScoreOptions:
         component_weights=[
             reward_pb2.ComponentWeight(name=IDENTITY_COMPONENT, weight=options.identity_weight),
             reward_pb2.ComponentWeight(name=COVERAGE_COMPONENT, weight=options.coverage_weight),
+            reward_pb2.ComponentWeight(name=MOTION_COMPONENT, weight=options.motion_weight),
         ],
     )
 
@@ -155,6 +158,30 @@ def observation_from_message(message: identity_pb2.FaceObservation) -> FaceObser
     return FaceObservation(_VERDICT_BY_NUMBER[message.verdict], message.face_count, face)
 
 
+def motion_to_message(motion: VideoMotion) -> reward_pb2.VideoMotion:
+    """Returns the message of a motion."""
+    return reward_pb2.VideoMotion(scene=motion.scene, face=motion.face)
+
+
+def motion_from_message(message: reward_pb2.VideoMotion) -> VideoMotion:
+    """Returns the motion of a message."""
+    return VideoMotion(message.scene, message.face if message.HasField("face") else None)
+
+
+def reference_motion_of(
+    message: reward_service_pb2.ScoreVideoRequest | reward_service_pb2.StreamConfig | video_pb2.VideoStart,
+) -> VideoMotion | None:
+    """Returns the reference motion of a message that has one. Raises InvalidRequest unless it is within 0 to 1."""
+    if not message.HasField("reference_motion"):
+        return None
+    motion = motion_from_message(message.reference_motion)
+    for name, value in (("scene", motion.scene), ("face", motion.face)):
+        if value is not None and not 0.0 <= value <= 1.0:
+            field = f"reference_motion.{name}"
+            raise InvalidRequest(f"{field} is {value:g}; it must be within 0 to 1", field=field)
+    return motion
+
+
 def reward_to_message(reward: VideoReward) -> reward_pb2.Reward:
     """Returns the message of a reward."""
     return reward_pb2.Reward(
@@ -166,6 +193,7 @@ def reward_to_message(reward: VideoReward) -> reward_pb2.Reward:
         frame_count=reward.frame_count,
         embedded_frame_count=reward.embedded_frame_count,
         model_fingerprint=reward.model_fingerprint,
+        motion=motion_to_message(reward.motion),
         frames=[
             reward_pb2.FrameScore(
                 frame_index=frame.frame_index,
@@ -185,6 +213,7 @@ def reward_from_message(message: reward_pb2.Reward) -> VideoReward:
         frame_count=message.frame_count,
         embedded_frame_count=message.embedded_frame_count,
         model_fingerprint=message.model_fingerprint,
+        motion=motion_from_message(message.motion),
         frames=tuple(
             FrameScore(
                 frame.frame_index,

@@ -25,6 +25,7 @@ from likeness_reward.errors import LikenessError
 from likeness_reward.score_files import score_files
 from likeness_reward.score_output import OutputFormat, ScoreProgress, open_output
 from likeness_reward.scorers import Connection, identity_from_path, open_scorer
+from likeness_reward.videos import read_video
 from likeness_reward.visuals import Visuals
 
 OUTPUT = "Output"
@@ -70,6 +71,20 @@ def score(
     min_face_pixels: Annotated[
         int, typer.Option(min=1, max=4096, help="Smallest face width used.", rich_help_panel=SCORING)
     ] = 16,
+    identity_weight: Annotated[
+        float, typer.Option(help="Weight of the mean similarity in the reward.", rich_help_panel=SCORING)
+    ] = 1.0,
+    coverage_weight: Annotated[
+        float, typer.Option(help="Weight of the share of frames with a face.", rich_help_panel=SCORING)
+    ] = 0.0,
+    motion_weight: Annotated[
+        float,
+        typer.Option(help="Weight of the share of --motion-reference's motion.", rich_help_panel=SCORING),
+    ] = 0.0,
+    motion_reference: Annotated[
+        Path | None,
+        typer.Option(help="Video that moves as the others should; a still one scores low.", rich_help_panel=SCORING),
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -94,7 +109,7 @@ def score(
     """Print how much videos look like a person, from a pack in this process or from a server.
 
     The reward of a video is the mean over its frames of the cosine between the face and the identity; frames without a
-    face count with --no-face-value.
+    face count with --no-face-value. Weights mix in how many frames show a face, and how much the video moves.
 
         likeness-reward score sample.mp4 --identity anna.jpg --pack ~/.insightface/models/buffalo_l
 
@@ -104,17 +119,29 @@ def score(
     """
     kind = output_format(json_output, json_lines)
     visuals = Visuals(videos, plot, annotate)
-    options = ScoreOptions(no_face_value=no_face_value, face_choice=face_choice, min_face_pixels=min_face_pixels)
+    if motion_weight != 0.0 and motion_reference is None:
+        raise typer.BadParameter("--motion-weight needs --motion-reference VIDEO")
+    options = ScoreOptions(
+        no_face_value=no_face_value,
+        face_choice=face_choice,
+        min_face_pixels=min_face_pixels,
+        identity_weight=identity_weight,
+        coverage_weight=coverage_weight,
+        motion_weight=motion_weight,
+    )
     keys = (token, token_file, tls, tls_ca, tls_cert, tls_key)
     connection = Connection(endpoint, *keys) if endpoint is not None else None
     scorer = open_scorer(connection, pack, size_of(detector_size), threads)
     person = identity_from_path(scorer, identity)
+    motion = scorer.score(read_video(motion_reference), person).motion if motion_reference is not None else None
     at_once = concurrency or (VIDEOS_ON_A_STREAM if pack is None else cores_for(threads))
     failures: list[LikenessError] = []
     with ScoreProgress(len(videos)) as progress:
         output = open_output(kind, progress, per_frame=per_frame, single=len(videos) == 1)
         try:
-            for video, outcome in score_files(scorer, videos, person, options, at_once):
+            for video, outcome in score_files(
+                scorer, videos, person, options, concurrency=at_once, reference_motion=motion
+            ):
                 progress.advance()
                 if isinstance(outcome, LikenessError):
                     failures.append(outcome)

@@ -24,6 +24,8 @@ class FrameAnalysis:
     observation: FaceObservation
     embedding: NDArray[np.float32] | None
     """float32 [D], unit length; None unless the verdict is EMBEDDED."""
+    crop: NDArray[np.uint8] | None
+    """uint8 RGB [S, S, 3], the aligned face; None unless the verdict is EMBEDDED."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,12 @@ class FaceAnalyzer:
         self.observe_stage("detect", detection_ended - began)
         self.observe_stage("align", alignment_ended - detection_ended)
         self.observe_stage("recognize", time.perf_counter() - alignment_ended)
-        return [
-            FrameAnalysis(FaceObservation(verdict, len(faces), chosen[index][0]), chosen[index][1])
-            if index in chosen
-            else FrameAnalysis(FaceObservation(verdict, len(faces), None), None)
-            for index, (verdict, faces) in enumerate(zip(verdicts, detected, strict=True))
-        ]
+        analyses = []
+        for index, (verdict, faces) in enumerate(zip(verdicts, detected, strict=True)):
+            candidate, embedding = chosen.get(index, (None, None))
+            face, crop = (candidate.face, candidate.crop) if candidate is not None else (None, None)
+            analyses.append(FrameAnalysis(FaceObservation(verdict, len(faces), face), embedding, crop))
+        return analyses
 
     def _align(self, frame_index: int, frame: NDArray[np.uint8], faces: list[Face]) -> list[_Candidate]:
         candidates = []
@@ -88,8 +90,8 @@ class FaceAnalyzer:
 
     def _choose(
         self, candidates: list[_Candidate], identity: NDArray[np.float32] | None
-    ) -> dict[int, tuple[Face, NDArray[np.float32]]]:
-        """Returns face and embedding by frame; of several candidates the one most like `identity`, first on a tie."""
+    ) -> dict[int, tuple[_Candidate, NDArray[np.float32]]]:
+        """Returns candidate and embedding by frame; of several the one most like `identity`, first on a tie."""
         if not candidates:
             return {}
         embeddings = self.recognizer.embed([candidate.crop for candidate in candidates])
@@ -98,7 +100,7 @@ class FaceAnalyzer:
             similarity = cosine(embeddings[position], identity) if identity is not None else 0.0
             if candidate.frame_index not in best or similarity > best[candidate.frame_index][0]:
                 best[candidate.frame_index] = (similarity, position)
-        return {index: (candidates[position].face, embeddings[position]) for index, (_, position) in best.items()}
+        return {index: (candidates[position], embeddings[position]) for index, (_, position) in best.items()}
 
 
 def by_size(faces: Sequence[Face]) -> list[Face]:

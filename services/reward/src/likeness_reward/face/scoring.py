@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,13 +10,16 @@ from numpy.typing import NDArray
 from likeness_reward.domain import (
     COVERAGE_COMPONENT,
     IDENTITY_COMPONENT,
+    MOTION_COMPONENT,
     FrameScore,
     Pooling,
     RewardComponent,
     ScoreOptions,
+    VideoMotion,
     VideoReward,
 )
-from likeness_reward.errors import InferenceFailed
+from likeness_reward.errors import InferenceFailed, InvalidRequest
+from likeness_reward.face.motion import motion_component, motion_of
 
 
 def cosine(embedding: NDArray[np.float32], template: NDArray[np.float32]) -> float:
@@ -37,21 +41,40 @@ def pool_embeddings(
     return np.average(embeddings.astype(np.float64), axis=0, weights=weights).astype(np.float32)
 
 
-def reward_from_frames(frames: Sequence[FrameScore], options: ScoreOptions, model_fingerprint: str) -> VideoReward:
+def reward_from_frames(
+    frames: Sequence[FrameScore],
+    options: ScoreOptions,
+    model_fingerprint: str,
+    reference_motion: VideoMotion | None = None,
+) -> VideoReward:
     """Returns the reward of a video's frame scores (at least one). Raises InferenceFailed when it is not finite.
 
     identity = mean (or least) over ALL frames of the similarity, where a frame without a face counts with
-    options.no_face_value; coverage = share of frames with a face; value = weighted sum of the two.
+    options.no_face_value; coverage = share of frames with a face; motion, with a reference, as in face/motion.py;
+    value = weighted sum of them.
     """
     similarities = [options.no_face_value if frame.similarity is None else frame.similarity for frame in frames]
     identity = min(similarities) if options.aggregation == "min" else math.fsum(similarities) / len(similarities)
     embedded = sum(frame.similarity is not None for frame in frames)
-    components = (
+    motion = motion_of([frame.thumbnails for frame in frames if frame.thumbnails is not None])
+    components = [
         RewardComponent(IDENTITY_COMPONENT, identity, options.identity_weight),
         RewardComponent(COVERAGE_COMPONENT, embedded / len(frames), options.coverage_weight),
-    )
+    ]
+    if reference_motion is not None:
+        moves = motion_component(motion, reference_motion)
+        components.append(RewardComponent(MOTION_COMPONENT, moves, options.motion_weight))
     value = math.fsum(component.value * component.weight for component in components)
     if not math.isfinite(value):
         raise InferenceFailed(f"the reward of a video of {len(frames)} frames is not finite: {value}")
-    kept = tuple(frames) if options.include_frames else ()
-    return VideoReward(value, components, len(frames), embedded, model_fingerprint, kept)
+    kept = tuple(replace(frame, thumbnails=None) for frame in frames) if options.include_frames else ()
+    return VideoReward(value, tuple(components), len(frames), embedded, model_fingerprint, kept, motion)
+
+
+def check_reference_motion(options: ScoreOptions, reference_motion: VideoMotion | None) -> None:
+    """Raises InvalidRequest when motion has a weight and nothing to be measured by."""
+    if options.motion_weight != 0.0 and reference_motion is None:
+        raise InvalidRequest(
+            f"the weight of motion is {options.motion_weight:g}, but no reference_motion says how much to move",
+            field="reference_motion",
+        )
