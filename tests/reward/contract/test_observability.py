@@ -94,10 +94,12 @@ def test_a_call_is_one_json_line_with_its_request_id(serve, colours, capsys) -> 
     before = root.handlers[:], root.level
     try:
         configure_logging("json")
-        with RewardClient(serve().endpoint) as client:
+        server = serve()
+        with RewardClient(server.endpoint) as client:
             client.score(np.stack([colours.frame()] * 2), colours.identity())
             with pytest.raises(errors.InvalidImage):
                 client.embed_identity([b"x"])
+        server.stop()  # a line is written after its call has ended
     finally:
         root.handlers[:], root.level = before
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]

@@ -1,5 +1,6 @@
 """Servers that are absent, killed, restarted or told to stop."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from likeness_reward import errors
+from likeness_reward.aio import AsyncRewardClient
 from likeness_reward.client import RewardClient
 from likeness_reward.many import RetryPolicy, VideoToScore
 
@@ -152,3 +154,24 @@ def test_with_two_servers_the_death_of_one_costs_no_video_and_no_second_result(s
                 second.kill()
     assert outcomes == expected
     assert len(set(expected.values())) > 5
+
+
+def test_asyncio_calls_are_repeated_when_one_of_two_servers_dies(start_server) -> None:
+    first, second = start_server(), start_server()
+    levels = [100 + 7 * index for index in range(12)]
+
+    async def score() -> tuple[dict[str, float], dict[str, float]]:
+        async with AsyncRewardClient(f"{first.endpoint},{second.endpoint}") as client:
+            identity = await client.embed_identity([frames()[0]])
+            expected = {f"video {level}": (await client.score(frames(level=level), identity)).value for level in levels}
+            videos = (VideoToScore(f"video {level}", frames(level=level), identity) for level in levels)
+            outcomes: dict[str, float] = {}
+            async for name, reward in client.score_many(videos, concurrency=3, retry=RetryPolicy(first_wait_s=0.05)):
+                assert name not in outcomes, "a video was scored twice"
+                outcomes[name] = reward.value
+                if len(outcomes) == 4:
+                    first.kill()
+            return expected, outcomes
+
+    expected, outcomes = asyncio.run(score())
+    assert outcomes == expected

@@ -5,18 +5,23 @@ The base install is a gRPC client and a command line; the [server] extra adds th
 
 from importlib.metadata import version
 
+from likeness_reward.aio import AsyncRewardClient
 from likeness_reward.client import RewardClient
 from likeness_reward.domain import FrameScore, IdentityTemplate, ScoreOptions, Verdict, VideoReward
 from likeness_reward.errors import LikenessError
+from likeness_reward.many import RetryPolicy, VideoToScore
 
 __version__ = version("likeness-reward")
 
 __all__ = [
+    "AsyncRewardClient",
     "FrameScore",
     "IdentityTemplate",
     "LikenessError",
+    "RetryPolicy",
     "RewardClient",
     "ScoreOptions",
     "Verdict",
     "VideoReward",
+    "VideoToScore",
 ]

@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from likeness_reward.credentials import BearerTokens
 from likeness_reward.errors import (
     STATUS_DETAILS_KEY,
     DeadlineRequired,
     InferenceFailed,
+    InvalidRequest,
     LikenessError,
     status_from_error,
 )
@@ -42,37 +44,43 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or not handler_call_details.method.startswith(SERVICE_PREFIX):
             return handler
         method = handler_call_details.method.removeprefix(SERVICE_PREFIX)
+        # The messages are parsed here and not by gRPC, which would blame the server for bytes that are no message.
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._wrap_stream(method, handler.stream_stream),
-                handler.request_deserializer,
+                self._wrap_stream(method, handler.stream_stream, handler.request_deserializer),
+                None,
                 handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._wrap_unary(method, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            self._wrap_unary(method, handler.unary_unary, handler.request_deserializer),
+            None,
+            handler.response_serializer,
         )
 
-    def _wrap_unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    def _wrap_unary(
+        self, method: str, behaviour: Callable[..., Awaitable[Any]], parse: Callable[[bytes], Any]
+    ) -> Callable[..., Awaitable[Any]]:
+        async def call(request: bytes, context: grpc.aio.ServicerContext) -> Any:
             with self._recorded(method, context):
                 try:
                     self._check(context)
                     begin_call(context)
-                    return await behaviour(request, context)
+                    return await behaviour(parsed(request, method, parse), context)
                 except LikenessError as error:
                     await abort(context, error)
 
         return call
 
     def _wrap_stream(
-        self, method: str, behaviour: Callable[..., AsyncGenerator[Any, None]]
+        self, method: str, behaviour: Callable[..., AsyncGenerator[Any, None]], parse: Callable[[bytes], Any]
     ) -> Callable[..., AsyncIterator[Any]]:
-        async def call(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def call(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             with self._recorded(method, context):
                 try:
                     self._check(context)
                     begin_call(context)
-                    async with contextlib.aclosing(behaviour(requests, context)) as responses:
+                    messages = (parsed(request, method, parse) async for request in requests)
+                    async with contextlib.aclosing(behaviour(messages, context)) as responses:
                         async for response in responses:
                             yield response
                 except LikenessError as error:
@@ -92,16 +100,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Counts and logs a call when it ends, however it ends."""
         CURRENT_CALL.set(None)
         began = time.perf_counter()
+        # A stream that its caller left is closed late, when gRPC has freed the call: asking for its peer then crashes.
+        peer, remaining_s = context.peer(), context.time_remaining()
         finished = False
         try:
             yield
             finished = True
         finally:
             seconds = time.perf_counter() - began
-            code = status_name(context, finished)
+            code = status_name(context, finished, seconds >= (remaining_s or 0.0))
             self._metrics.calls.labels(method, code).inc()
             self._metrics.call_seconds.labels(method).observe(seconds)
-            log_call(method, code, seconds, context.peer())
+            log_call(method, code, seconds, peer)
+
+
+def parsed(request: bytes, method: str, parse: Callable[[bytes], Any]) -> Any:
+    """Returns the message that `parse` reads from bytes. Raises InvalidRequest."""
+    try:
+        return parse(request)
+    except DecodeError as error:
+        raise InvalidRequest(f"{method}: {len(request)} bytes that are no {method}Request") from error
 
 
 def begin_call(context: grpc.aio.ServicerContext) -> None:
@@ -119,7 +137,7 @@ async def abort(context: grpc.aio.ServicerContext, error: LikenessError) -> None
     await context.abort(error.code, error.message, ((STATUS_DETAILS_KEY, details),))
 
 
-def status_name(context: grpc.aio.ServicerContext, finished: bool) -> str:
+def status_name(context: grpc.aio.ServicerContext, finished: bool, too_late: bool) -> str:
     """Returns the name of a call's status: the one it was aborted with, OK, or CANCELLED when the caller left."""
     number = context.code()
     for code in grpc.StatusCode:
@@ -127,7 +145,7 @@ def status_name(context: grpc.aio.ServicerContext, finished: bool) -> str:
             return str(code.name)
     if finished:
         return "OK"
-    return "CANCELLED" if (context.time_remaining() or 0.0) > 0.0 else "DEADLINE_EXCEEDED"
+    return "DEADLINE_EXCEEDED" if too_late else "CANCELLED"
 
 
 def log_call(method: str, code: str, seconds: float, peer: str) -> None:
