@@ -6,7 +6,7 @@ STAMP := .venv/.complete
 TRITON := .venv/triton
 PACKAGES := -e proto -e "services/reward[server,triton,otel,visual]" -e "services/trainer[embedded]" -e "toyworld[model,pack]"
 
-.PHONY: setup demo test test-deploy lint bench clean
+.PHONY: setup demo test test-deploy fuzz lint bench clean
 
 setup: $(STAMP)  ## make .venv and install every package of this repository into it
 
@@ -30,6 +30,9 @@ test: setup $(TRITON)/.complete  ## run every test
 
 test-deploy: setup  ## the composition for real; needs Docker, Compose v2 and built images (docker compose build)
 	$(BIN)/pytest tests/deploy $(TEST_ARGS)
+
+fuzz: setup  ## 200,000 changed messages, streams and images, and 20,000 changed videos, against a real server
+	LIKENESS_FUZZ_EXAMPLES=$${LIKENESS_FUZZ_EXAMPLES:-100000} OMP_NUM_THREADS=1 $(BIN)/pytest --timeout 7200 tests/reward/faults/test_abuse.py -k changed
 
 lint: setup  ## style, types and the contract
 	$(BIN)/ruff check .

@@ -19,16 +19,18 @@ class ServerProcess:
     def __init__(self, pack: Path, folder: Path, port: int, arguments: tuple[str, ...]) -> None:
         ready_file = folder / f"ready-{time.monotonic_ns()}"
         command = [sys.executable, "-m", "likeness_reward", "serve", "--pack", str(pack), "--port", str(port)]
-        self.process = subprocess.Popen(
-            [*command, "--ready-file", str(ready_file), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        self.log = ready_file.with_suffix(".log")
+        with self.log.open("w") as written:  # a pipe that nobody reads would stop the server after 64 KiB
+            self.process = subprocess.Popen(
+                [*command, "--ready-file", str(ready_file), *arguments],
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
         give_up_at = time.monotonic() + START_S
         while not ready_file.exists():
-            assert self.process.poll() is None, self.process.stdout.read()
+            assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < give_up_at, f"the server was not ready within {START_S} s"
             time.sleep(0.02)
         self.endpoint = ready_file.read_text()
@@ -56,4 +58,3 @@ def start_server(written_pack: Path, tmp_path: Path) -> Iterator[Callable[..., S
     yield start
     for server in started:
         server.kill()
-        server.process.stdout.close()

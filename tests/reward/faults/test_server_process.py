@@ -38,7 +38,7 @@ def test_the_ready_line_names_address_pack_and_models(start_server) -> None:
     server = start_server()
     with RewardClient(server.endpoint) as client:
         info = client.wait_until_ready()
-    line = server.process.stdout.readline().strip()
+    line = server.log.read_text().splitlines()[0]
     assert line == f"serving on {server.endpoint}, pack written, fingerprint {info.model_fingerprint[:12]}"
     assert info.detector_size == (64, 64)
 
