@@ -33,6 +33,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name ($root.Chart.Version | replace
 {{- end }}
 {{- end -}}
 
+{{/* Labels of pods: without versions, so that an upgrade of the chart alone replaces none. Takes (list $ component). */}}
+{{- define "likeness.podLabels" -}}
+{{ include "likeness.selector" . }}
+app.kubernetes.io/part-of: likeness
+{{- with (index . 0).Values.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* Reference of an image; a digest wins. Takes (list $ image). */}}
 {{- define "likeness.image" -}}
 {{- $image := index . 1 -}}

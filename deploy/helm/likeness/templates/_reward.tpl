@@ -52,7 +52,7 @@
 - {name: LIKENESS_REWARD_PACK, value: ""}
 {{- end }}
 {{- range $name, $value := .Values.reward.settings }}
-{{- if not (kindIs "invalid" $value) }}
+{{- if and (not (kindIs "invalid" $value)) (or (not (hasPrefix "triton" $name)) (ne $.Values.reward.backend "embedded")) }}
 - {name: LIKENESS_REWARD_{{ $name | snakecase | upper }}, value: {{ include "likeness.word" $value | quote }}}
 {{- end }}
 {{- end }}

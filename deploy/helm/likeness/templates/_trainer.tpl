@@ -122,7 +122,8 @@ numbers nodes by the order of their names. Takes (list $ name run).
 {{- $many := gt (int (include "likeness.run.processes" $run)) 1 -}}
 metadata:
   labels:
-    {{- include "likeness.run.labels" (list $root $name) | nindent 4 }}
+    {{- include "likeness.podLabels" (list $root "trainer") | nindent 4 }}
+    likeness-run: {{ $name }}
     {{- with $run.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
