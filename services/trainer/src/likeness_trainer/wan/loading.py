@@ -15,6 +15,7 @@ from diffsynth.pipelines.wan_video import ModelConfig, WanVideoPipeline
 
 from likeness_trainer.errors import ModelLoadError
 from likeness_trainer.wan.model_files import ModelPaths, read_model_paths, require_model_files, resolve_path
+from likeness_trainer.wan.published import explain_wrong_files
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,16 @@ ENTRY_POINT_GROUP = "likeness_trainer.diffsynth_models"
 
 
 def load_pipeline(
-    model_paths: ModelPaths, tokenizer_path: str | None, dtype: torch.dtype, device: torch.device | str
+    model_paths: ModelPaths,
+    tokenizer_path: str | None,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    architecture: str = "",
 ) -> WanVideoPipeline:
     """Returns DiffSynth's Wan pipeline with every parameter frozen.
+
+    Args:
+        architecture: name of a published checkpoint; lets the message about wrong files say what is wrong with them.
 
     Raises:
         ModelLoadError: names every file that is missing, or the first one that DiffSynth does not recognise.
@@ -35,7 +43,13 @@ def load_pipeline(
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         entry_point.load()()
     configs = [ModelConfig(path=files) for _, files in pairs]
-    pipeline = _from_pretrained(configs, ModelConfig(path=tokenizer), dtype, device)
+    try:
+        pipeline = _from_pretrained(configs, ModelConfig(path=tokenizer), dtype, device)
+    except ModelLoadError as error:
+        wrong = explain_wrong_files(model_paths, architecture)
+        if wrong:
+            raise ModelLoadError("\n  ".join(["these model files are not what they should be:", *wrong])) from error
+        raise
     _require_parts(pipeline, pairs)
     return pipeline.requires_grad_(False).eval()
 

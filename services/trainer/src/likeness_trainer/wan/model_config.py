@@ -14,7 +14,8 @@ class WanModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_paths: dict[str, str | list[str]] | list[str | list[str]] | str
-    """Mapping of dit, dit2, vae, text_encoder to a file or its shards; or a list of files; or a JSON file of either."""
+    """Mapping of dit, dit2, vae, text_encoder to a file, its shards or their .safetensors.index.json; or a list of
+    files; or a JSON file of either."""
     tokenizer_path: str
     """Folder with the tokenizer of the text encoder."""
     architecture: str = "wan"

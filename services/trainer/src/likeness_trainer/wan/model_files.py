@@ -14,6 +14,9 @@ from likeness_trainer.errors import ModelLoadError
 ROLES = ("dit", "dit2", "text_encoder", "vae", "image_encoder")
 """Roles of a `model_paths` mapping, in the order in which DiffSynth must see them: high noise before low noise."""
 
+INDEX_SUFFIX = ".safetensors.index.json"
+"""Ending of the file that names the shards of a checkpoint; it can be given in place of them."""
+
 ModelPaths = Mapping[str, Any] | Sequence[Any] | str
 
 
@@ -72,5 +75,15 @@ def require_model_files(model_paths: ModelPaths, tokenizer_path: str | None) -> 
 
 def _files(path: Any) -> str | list[str]:
     if isinstance(path, str | Path):
-        return resolve_path(str(path))
+        file = resolve_path(str(path))
+        return _shards(Path(file)) if file.endswith(INDEX_SUFFIX) and Path(file).is_file() else file
     return [resolve_path(str(shard)) for shard in path]
+
+
+def _shards(index: Path) -> list[str]:
+    """Returns the files that the index of a sharded checkpoint names, beside it, in order."""
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{index} is no index of a sharded checkpoint: it has no weight_map") from error
+    return [str(index.parent / name) for name in sorted(set(names))]

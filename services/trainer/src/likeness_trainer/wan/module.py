@@ -64,7 +64,9 @@ class WanModule(nn.Module):
         self.schedule = EulerSchedule.from_config(sampler)
         self.device = torch.device(_pick_device(config.device))
         self.dtype = getattr(torch, config.torch_dtype)
-        self.pipe = load_pipeline(config.model_paths, config.tokenizer_path, self.dtype, self.device)
+        self.pipe = load_pipeline(
+            config.model_paths, config.tokenizer_path, self.dtype, self.device, config.architecture
+        )
         self.trained_experts = self._choose_experts()
         for name in self.trained_experts:
             lora.inject_lora(
