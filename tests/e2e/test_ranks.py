@@ -3,22 +3,23 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from e2e_support import ROOT, Server, environment, records, wait_for_lines
+from e2e_support import ROOT, Server, assert_same_run, environment, records, wait_for_lines
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
 # Four groups a step: 4 on one rank, 2 and 2 on two. Three held-out pairs cannot be halved.
+# The rate is a tenth of the toy's: AdamW divides a gradient by its own size, so the rounding of sums in another order
+# moves weights with gradients near 0 by up to a twentieth of the rate a run of three steps.
 STEPS = 3
 RUN = (
-    f"steps={STEPS}", "checkpoint_every=1", "algorithm.groups_per_step=4", "algorithm.scale=batch",
-    "algorithm.kl_target=1e-4", "evaluation.pairs=3",
+    f"steps={STEPS}", "checkpoint_every=1", "optimizer.learning_rate=1e-4", "algorithm.groups_per_step=4",
+    "algorithm.scale=batch", "algorithm.kl_target=1e-4", "evaluation.pairs=3",
 )  # fmt: skip
 TOLERANCE = 1e-5
 
@@ -57,14 +58,43 @@ def assert_close_run(run_dir: Path, other: Path) -> None:
     weights, expected = (load_file(path / "lora" / "low_noise.safetensors") for path in (run_dir, other))
     assert weights.keys() == expected.keys()
     assert max(float((weights[name] - expected[name]).abs().max()) for name in weights) <= TOLERANCE
-    assert max(float(tensor.abs().max()) for name, tensor in weights.items() if "lora_B" in name) > 100 * TOLERANCE
+    assert max(float(tensor.abs().max()) for name, tensor in weights.items() if "lora_B" in name) > 10 * TOLERANCE
     held_out, reference = (json.loads((path / "summary.json").read_text())["held_out"] for path in (run_dir, other))
-    assert held_out == pytest.approx(reference, rel=1e-4, abs=1e-4)
+    for name in ("before", "after", "difference"):
+        assert held_out[name] == pytest.approx(reference[name], abs=1e-4)
+    assert held_out["pairs"] == reference["pairs"] == 3
 
 
-@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
-def test_two_ranks_make_the_run_of_one(torchrun, alone, tmp_path, sharding) -> None:
-    run_dir = tmp_path / "run"
-    told = finish(torchrun(run_dir, f"parallel.sharding={sharding}"))
-    assert told.splitlines() == [str(run_dir)]  # from rank 0 alone
-    assert_close_run(run_dir, alone)
+@pytest.fixture(scope="module")
+def two_ranks(torchrun, tmp_path_factory) -> Path:
+    """The folder of the run on two ranks that nothing disturbed."""
+    path = tmp_path_factory.mktemp("two_ranks") / "run"
+    assert finish(torchrun(path)).splitlines() == [str(path)]  # told by rank 0 alone
+    return path
+
+
+def worker(launcher: "subprocess.Popen[bytes]", rank: int) -> psutil.Process:
+    """The process of one rank."""
+    children = psutil.Process(launcher.pid).children()
+    return next(child for child in children if child.environ().get("RANK") == str(rank))
+
+
+def test_two_ranks_make_the_run_of_one(two_ranks, alone) -> None:
+    assert_close_run(two_ranks, alone)
+
+
+def test_two_ranks_with_sharded_weights_make_the_run_of_one(torchrun, alone, tmp_path) -> None:
+    finish(torchrun(tmp_path / "run", "parallel.sharding=fsdp2"))
+    assert_close_run(tmp_path / "run", alone)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_is_started_anew_and_changes_nothing(torchrun, two_ranks, tmp_path, rank) -> None:
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    with log.open("wb") as output:
+        launcher = subprocess.Popen(torchrun(run_dir, restarts=1), env=environment(), stdout=output, stderr=output)
+        wait_for_lines(run_dir / "metrics.jsonl", 1, launcher)
+        worker(launcher, rank).send_signal(signal.SIGKILL)
+        assert launcher.wait(timeout=300) == 0, log.read_text()
+    assert f"resuming {run_dir} after step" in log.read_text()
+    assert_same_run(run_dir, two_ranks)
