@@ -70,7 +70,8 @@ def check_run(
 def resumes(config: TrainConfig, asked: bool, ranks: Ranks) -> bool:
     """Returns whether a run goes on where it was: when asked to, and by itself when torchrun started it anew."""
     begun = RunFolder(Path(config.run_dir)).config_file
-    return ranks.from_first(lambda: asked or (ranks.restarts > 0 and begun.is_file()))
+    restarted = max(ranks.gather(ranks.restarts)) > 0
+    return ranks.from_first(lambda: asked or (restarted and begun.is_file()))
 
 
 def _open_folder(

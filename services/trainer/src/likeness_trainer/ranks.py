@@ -17,6 +17,8 @@ import torch.distributed as distributed
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from likeness_trainer.errors import ConfigError, RanksDivergedError, TrainerError
 
@@ -182,9 +184,19 @@ def open_ranks(config: ParallelConfig, device: str) -> Iterator[Ranks]:
         restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         sharded=config.sharding == "fsdp2",
     )
-    distributed.init_process_group(_backend(device, ranks.local_rank), timeout=timedelta(seconds=config.timeout_s))
+    _connect(ranks, _backend(device, ranks.local_rank), timedelta(seconds=config.timeout_s))
     yield ranks
     distributed.destroy_process_group()  # not after an error: the others may be gone, and this would wait for them
+
+
+def _connect(ranks: Ranks, backend: str, timeout: timedelta) -> None:
+    """Connects the ranks. torchrun keeps one store over its restarts: without a name of its own, a process that was
+    started anew would read the addresses of those that died. Machines count their restarts apart, so with several of
+    them the store must be a new one each time (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see docs/scale.md)."""
+    store, rank, world_size = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=timeout))
+    attempt = ranks.restarts if os.environ.get("GROUP_WORLD_SIZE", "1") == "1" else 0
+    named = PrefixStore(f"attempt-{attempt}", store)
+    distributed.init_process_group(backend, store=named, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _backend(device: str, local_rank: int) -> str:
