@@ -93,8 +93,8 @@ def test_a_rank_that_is_killed_is_started_anew_and_changes_nothing(torchrun, two
     run_dir, log = tmp_path / "run", tmp_path / "log"
     with log.open("wb") as output:
         launcher = subprocess.Popen(torchrun(run_dir, restarts=1), env=environment(), stdout=output, stderr=output)
-        wait_for_lines(run_dir / "metrics.jsonl", 1, launcher)
+        wait_for_lines(run_dir / "metrics.jsonl", 2, launcher)  # so the checkpoint of step 1 is complete
         worker(launcher, rank).send_signal(signal.SIGKILL)
         assert launcher.wait(timeout=300) == 0, log.read_text()
-    assert f"resuming {run_dir} after step" in log.read_text()
+    assert f"resuming {run_dir} after step " in log.read_text()
     assert_same_run(run_dir, two_ranks)
