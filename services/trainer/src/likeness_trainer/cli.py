@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import textwrap
 from collections.abc import Callable
@@ -73,7 +74,8 @@ def main() -> None:
 
 
 def _told(error: Exception, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")  # set by torchrun
+    print(f"error: {error}" if rank == "0" else f"error on rank {rank}: {error}", file=sys.stderr)
     return code
 
 
@@ -220,15 +222,19 @@ def _add_set(command: argparse.ArgumentParser) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     from likeness_trainer.config import load_config
-    from likeness_trainer.preflight import check_run
+    from likeness_trainer.preflight import check_run, resumes
+    from likeness_trainer.ranks import open_ranks
     from likeness_trainer.run.progress import RunProgress
 
     config = load_config(arguments.recipe, arguments.overrides)
-    ready = check_run(config, arguments.resume, arguments.accept_other_reward)
-    from likeness_trainer.train import train
+    with open_ranks(config.parallel, config.model.device) as ranks:
+        resume = resumes(config, arguments.resume, ranks)
+        ready = check_run(config, resume, arguments.accept_other_reward, ranks)
+        from likeness_trainer.train import train
 
-    folder = train(config, ready, arguments.resume, RunProgress())
-    print(folder.path)
+        folder = train(config, ready, resume, RunProgress(quiet=not ranks.is_first))
+    if ranks.is_first:
+        print(folder.path)
 
 
 def _demo(arguments: argparse.Namespace) -> None:

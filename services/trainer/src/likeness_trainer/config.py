@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from likeness_trainer.data.dataset import DataConfig
 from likeness_trainer.errors import ConfigError
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
+from likeness_trainer.ranks import ParallelConfig
 from likeness_trainer.reward_link import RewardConfig
 from likeness_trainer.run.trackers import TrackingConfig
 from likeness_trainer.wan.model_config import WanModelConfig
@@ -87,6 +88,16 @@ class TrainConfig(BaseModel):
     reward: RewardConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
+    parallel: ParallelConfig = ParallelConfig()
+
+    @model_validator(mode="after")
+    def _ranks_wait_as_long_as_the_reward(self) -> TrainConfig:
+        if self.parallel.timeout_s <= self.reward.give_up_after_s:
+            raise ValueError(
+                f"parallel.timeout_s is {self.parallel.timeout_s:g}; it must exceed reward.give_up_after_s "
+                f"({self.reward.give_up_after_s:g}), or ranks give up on one that waits for the reward server"
+            )
+        return self
 
     @model_validator(mode="after")
     def _group_fits_batches(self) -> TrainConfig:

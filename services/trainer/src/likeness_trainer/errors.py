@@ -45,6 +45,12 @@ class NonFiniteRunError(TrainerError):
     exit_code = 1
 
 
+class RanksDivergedError(TrainerError):
+    """The processes of a run do not hold the same adapters any more: what they train is not one model."""
+
+    exit_code = 1
+
+
 class RunStoppedError(TrainerError):
     """A signal ended the run after a step; the checkpoint is written."""
 

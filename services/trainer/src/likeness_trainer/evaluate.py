@@ -19,7 +19,8 @@ from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
 from likeness_trainer.learn.rollout import sample_latents, send_decoded
 from likeness_trainer.learn.seeds import gaussian_noise
 from likeness_trainer.preflight import load_held_out
-from likeness_trainer.reward_link import RewardConfig, RewardLink
+from likeness_trainer.ranks import Ranks
+from likeness_trainer.reward_link import GroupScoring, RewardConfig, RewardLink
 from likeness_trainer.run.folder import RunFolder
 from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.run.report import write_report
@@ -73,13 +74,19 @@ def sample_held_out(
     prompts: list[PreparedPrompt],
     config: EvaluationConfig,
     advance: Callable[[], None],
-) -> HeldOutVideos:
-    """Returns one video a pair, sampled without stochastic steps, scored through the reward service."""
+    ranks: Ranks,
+) -> HeldOutVideos | None:
+    """Returns one video a pair, sampled without stochastic steps, scored through the reward service.
+
+    Each rank makes its share of the pairs; rank 0 gets all videos, the others None.
+    """
     sizes = sorted({(prompt.height, prompt.width) for prompt in prompts})
     if len(sizes) > 1:
         raise ConfigError(f"held-out videos have sizes {sizes} (height, width); set data.height and data.width")
-    groups, videos = [], []
-    for pair in range(config.pairs):
+    groups: list[GroupScoring] = []
+    videos: list[NDArray[np.uint8]] = []
+    pairs = ranks.even_share(config.pairs)
+    for place, pair in enumerate(pairs):
         prompt = prompts[pair % len(prompts)]
         frames = np.zeros((prompt.num_frames, prompt.height, prompt.width, 3), np.uint8)
         group = link.open_group(prompt.identity, 1, (prompt.num_frames, prompt.height, prompt.width))
@@ -93,10 +100,15 @@ def sample_held_out(
         send_decoded(model, sample_latents(model, conditioning, noise), range(1), take)
         groups.append(group)
         videos.append(frames)
-        if pair >= 4:
-            groups[pair - 4].results()
+        if place >= 4:
+            groups[place - 4].results()
         advance()
-    return _collect(videos, [group.results()[0] for group in groups])
+    mine = {pair: (video, group.results()[0]) for pair, video, group in zip(pairs, videos, groups, strict=True)}
+    parts = ranks.gather_to_first(mine)
+    if parts is None:
+        return None
+    everyone = {pair: scored for part in parts for pair, scored in part.items()}
+    return _collect(*map(list, zip(*(everyone[pair] for pair in range(config.pairs)), strict=True)))
 
 
 def _collect(videos: list[NDArray[np.uint8]], rewards: list[VideoReward]) -> HeldOutVideos:
@@ -179,6 +191,7 @@ class Evaluation:
     dataset: Dataset | None
     pack: str
     progress: RunProgress
+    ranks: Ranks = Ranks()
 
     def __post_init__(self) -> None:
         self.prompts: list[PreparedPrompt] = []
@@ -188,18 +201,21 @@ class Evaluation:
         if self.dataset is None:
             return
         people = min(len(self.dataset), self.config.evaluation.pairs)
-        with self.progress.counting("preparing held-out people", people) as advance:
-            self.prompts = prepare_prompts(self.model, self.link, self.dataset, people, advance)
-        if start == 0 or not (self.folder.samples / "held_out_before.npz").is_file():
+        with self.progress.counting("preparing held-out people", len(self.ranks.even_share(people))) as advance:
+            self.prompts = prepare_prompts(self.model, self.link, self.dataset, people, advance, self.ranks)
+        done = self.folder.samples / "held_out_before.npz"
+        if self.ranks.from_first(lambda: start == 0 or not done.is_file()):
             with self.model.without_adapters():
                 self._sample("before")
 
     def after(self) -> dict[str, Any]:
-        """Returns the `held_out` part of the summary."""
+        """Returns the `held_out` part of the summary; an empty one on other ranks than the first."""
         if self.dataset is None:
             return {}
-        before = HeldOutVideos.load(self.folder.samples / "held_out_before.npz")
         after = self._sample("after")
+        if after is None:
+            return {}
+        before = HeldOutVideos.load(self.folder.samples / "held_out_before.npz")
         seed = self.config.evaluation.seed
         rows = [self.prompts[pair % len(self.prompts)].row for pair in range(len(before.values))]
         self.folder.write_evaluation(evaluation_document(before, after, rows, self.pack, seed))
@@ -211,10 +227,13 @@ class Evaluation:
             others.append(compare(pair[0], pair[1], Path(pack).name, seed))
         return {**result, "held_out_other_packs": others} if others else result
 
-    def _sample(self, name: str) -> HeldOutVideos:
+    def _sample(self, name: str) -> HeldOutVideos | None:
         assert self.dataset is not None
-        with self.progress.counting(f"held-out videos {name} training", self.config.evaluation.pairs) as advance:
-            videos = sample_held_out(self.model, self.link, self.prompts, self.config.evaluation, advance)
+        config, share = self.config.evaluation, len(self.ranks.even_share(self.config.evaluation.pairs))
+        with self.progress.counting(f"held-out videos {name} training", share) as advance:
+            videos = sample_held_out(self.model, self.link, self.prompts, config, advance, self.ranks)
+        if videos is None:
+            return None
         first_frames = [self.dataset[p % len(self.prompts)].first_frame for p in range(len(videos.values))]
         videos.save(self.folder.samples / f"held_out_{name}.npz", np.stack(first_frames))
         return videos

@@ -9,6 +9,7 @@ from likeness_reward.domain import ServerInfo
 from likeness_trainer.config import TrainConfig
 from likeness_trainer.data.dataset import Dataset, load_dataset
 from likeness_trainer.errors import ConfigError, RunFolderError
+from likeness_trainer.ranks import Ranks
 from likeness_trainer.reward_link import RewardLink
 from likeness_trainer.run.checkpoint import reward_fingerprint_of
 from likeness_trainer.run.folder import RunFolder
@@ -26,36 +27,70 @@ class Preflight:
     """People that are not trained on, or None when the recipe names none."""
     link: RewardLink
     server: ServerInfo
+    ranks: Ranks = Ranks()
 
 
-def check_run(config: TrainConfig, resume: bool, accept_other_reward: bool = False) -> Preflight:
+def check_run(
+    config: TrainConfig, resume: bool, accept_other_reward: bool = False, ranks: Ranks | None = None
+) -> Preflight:
     """Returns the parts of a run that need no model; nothing is written unless all of them are in order.
+
+    What is wrong on one rank is raised on all of them; only the first rank looks at and writes the run folder.
 
     Args:
         accept_other_reward: resume although the reward server has other models than those that gave the rewards so far.
+        ranks: one process alone when not given.
 
     Raises:
-        ConfigError: the recipe weighs a component that the server does not give, or a tracker is not installed.
+        ConfigError: the recipe weighs a component that the server does not give, a tracker is not installed, or the
+            groups of a step cannot be divided among the ranks.
         ModelLoadError: names every model file that does not exist.
         DatasetError: lists every row that cannot be used.
         RewardUnavailableError, RewardRejectedError: see `RewardLink.connect`.
         RunFolderError: the run folder holds another run, or none to resume, or one that other models rewarded.
     """
-    path = Path(config.run_dir)
-    RunFolder.check(path, resume)
-    require_trackers(config.tracking)
-    require_model_files(config.model.model_paths, config.model.tokenizer_path)
-    dataset = load_dataset(config.data)
-    held_out = load_held_out(config)
-    link = RewardLink(config.reward)
-    server = link.connect()
-    link.require_capacity(config.algorithm.branch_batch)
-    _require_components(config, server)
+    path, ranks = Path(config.run_dir), ranks or Ranks()
+    with ranks.together():
+        if ranks.is_first:
+            RunFolder.check(path, resume)
+        _require_equal_parts(config, ranks.world_size)
+        require_trackers(config.tracking)
+        require_model_files(config.model.model_paths, config.model.tokenizer_path)
+        dataset = load_dataset(config.data)
+        held_out = load_held_out(config)
+        link = RewardLink(config.reward)
+        server = link.connect()
+        link.require_capacity(config.algorithm.branch_batch)
+        _require_components(config, server)
+    with ranks.together():
+        folder = _open_folder(path, config, resume, server, accept_other_reward) if ranks.is_first else RunFolder(path)
+    return Preflight(folder, dataset, held_out, link, server, ranks)
+
+
+def resumes(config: TrainConfig, asked: bool, ranks: Ranks) -> bool:
+    """Returns whether a run goes on where it was: when asked to, and by itself when torchrun started it anew."""
+    begun = RunFolder(Path(config.run_dir)).config_file
+    restarted = max(ranks.gather(ranks.restarts)) > 0
+    return ranks.from_first(lambda: asked or (restarted and begun.is_file()))
+
+
+def _open_folder(
+    path: Path, config: TrainConfig, resume: bool, server: ServerInfo, accept_other_reward: bool
+) -> RunFolder:
     rewarded_by_others = resume and _rewarded_by_others(RunFolder.existing(path), server, accept_other_reward)
     folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)
     if rewarded_by_others:
         folder.forget_evaluation()
-    return Preflight(folder, dataset, held_out, link, server)
+    return folder
+
+
+def _require_equal_parts(config: TrainConfig, world_size: int) -> None:
+    groups = config.algorithm.groups_per_step
+    if groups % world_size:
+        raise ConfigError(
+            f"algorithm.groups_per_step is {groups}, which {world_size} ranks cannot share equally; "
+            f"choose a multiple of {world_size}"
+        )
 
 
 def _require_components(config: TrainConfig, server: ServerInfo) -> None:

@@ -35,13 +35,14 @@ from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decode
 from likeness_trainer.learn.update import ScoredTrajectory
 from likeness_trainer.learn.window import Window, window_of
 from likeness_trainer.preflight import Preflight
+from likeness_trainer.ranks import Ranks
 from likeness_trainer.reward_link import GroupDroppedError, GroupScoring, RewardLink
-from likeness_trainer.run.checkpoint import Retention, load_checkpoint, save_checkpoint
+from likeness_trainer.run.checkpoint import Checkpoint, Retention, load_checkpoint, save_checkpoint
 from likeness_trainer.run.environment import write_environment
 from likeness_trainer.run.export import export_run_lora
 from likeness_trainer.run.filmstrip import write_filmstrip
 from likeness_trainer.run.folder import RunFolder
-from likeness_trainer.run.metrics import MetricsWriter
+from likeness_trainer.run.metrics import MetricsWriter, NoMetrics
 from likeness_trainer.run.phase_clock import REWARD, PhaseClock
 from likeness_trainer.run.progress import RunProgress
 from likeness_trainer.run.report import write_report
@@ -49,6 +50,7 @@ from likeness_trainer.run.stop_signals import StopSignals
 from likeness_trainer.run.trackers import open_trackers
 from likeness_trainer.wan.decoding import NonFiniteFramesError
 from likeness_trainer.wan.module import WanModule
+from likeness_trainer.wan.sharding import shard_experts
 
 
 def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProgress) -> RunFolder:
@@ -59,28 +61,29 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    folder, link, server = ready.folder, ready.link, ready.server
+    folder, link, server, ranks = ready.folder, ready.link, ready.server, ready.ranks
     progress.say(f"reward server {config.reward.endpoint}: pack {server.pack_name}, models {server.model_fingerprint}")
 
-    model = WanModule(config.model, config.sampler, seed=config.seed)
-    write_environment(folder.path, model.device)
-    learner = Learner(model, config.optimizer, config.algorithm)
+    model = load_model(config, ranks)
+    if ranks.is_first:
+        write_environment(folder.path, model.device)
+    learner = Learner(model, config.optimizer, config.algorithm, ranks)
     start = restore(folder, learner, resume, progress)
-    with progress.counting("preparing prompts", len(ready.dataset)) as advance:
-        prompts = prepare_prompts(model, link, ready.dataset, None, advance)
-    evaluation = Evaluation(config, folder, link, model, ready.held_out, server.pack_name, progress)
+    with progress.counting("preparing prompts", len(ranks.even_share(len(ready.dataset)))) as advance:
+        prompts = prepare_prompts(model, link, ready.dataset, None, advance, ranks)
+    evaluation = Evaluation(config, folder, link, model, ready.held_out, server.pack_name, progress, ranks)
     evaluation.before(start)
 
     retention = Retention(config.keep_checkpoints, config.keep_every)
 
     def checkpoint(step: int) -> None:
-        state = learner.checkpoint(step)
-        save_checkpoint(folder.checkpoints, state, retention, server.model_fingerprint, dump_config(config))
+        if ranks.is_first:
+            state = learner.checkpoint(step)
+            save_checkpoint(folder.checkpoints, state, retention, server.model_fingerprint, dump_config(config))
+        ranks.barrier()
 
     with (
-        MetricsWriter(
-            folder.path, start if resume else None, open_trackers(config.tracking, folder.path, config.model_dump())
-        ) as writer,
+        open_metrics(config, folder, start if resume else None, ranks) as writer,
         progress.training(start, config.steps) as report_step,
         StopSignals() as stop,
     ):
@@ -96,6 +99,7 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
             if learner.skipped_in_a_row >= config.max_skipped_steps:
                 checkpoint(done - learner.skipped_in_a_row)
                 raise NonFiniteRunError(non_finite_message(folder, learner.skipped_in_a_row, done, metrics))
+            stop.requested = max(ranks.gather(stop.requested))
             due = done % config.checkpoint_every == 0 and not learner.skipped_in_a_row
             if due or done == config.steps or stop.requested:
                 checkpoint(done)
@@ -103,6 +107,9 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
 
     with learner.evaluated():
         held_out = evaluation.after()
+    link.close()
+    if not ranks.is_first:
+        return folder
     summary = {
         "steps": config.steps, "seed": config.seed, "lora_checksum": learner.checksum(),
         "reward_fingerprint": server.model_fingerprint, **held_out,
@@ -110,7 +117,6 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
     folder.write_summary(summary)
     export_run_lora(folder, config)
     write_report(folder.path)
-    link.close()
     return folder
 
 
@@ -125,24 +131,29 @@ def train_step(
 ) -> dict[str, Any]:
     """Makes one training step and returns its metrics; wall-clock values only under `seconds`."""
     clock = PhaseClock()
-    algorithm = config.algorithm
+    algorithm, ranks = config.algorithm, learner.ranks
     rows = rows_of_step(len(prompts), algorithm.groups_per_step, step, config.seed)
     window = window_of(model.schedule, algorithm.window, config.seed, step)
     rollouts = [
-        roll_out(config, step, place, model, prompts[row], link, clock, window) for place, row in enumerate(rows)
+        roll_out(config, step, place, model, prompts[rows[place]], link, clock, window)
+        for place in ranks.even_share(len(rows))
     ]
-    if (step + 1) % config.checkpoint_every == 0 and rollouts[0].preview is not None:
+    if ranks.is_first and (step + 1) % config.checkpoint_every == 0 and rollouts[0].preview is not None:
         write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", rollouts[0].preview)
-    with clock.phase(REWARD):
+    with clock.phase(REWARD), ranks.together():
         groups, fault = collect_rewards(rollouts, config)
     clock.note_reward_latency(sum(group.rollout.group.latency_s for group in groups))
-    batches, equal = ([], 0) if fault else scored_trajectories(groups, algorithm, model.device)
+    shared = share_rewards(groups, fault, algorithm, ranks)
+    batches, equal = ([], 0) if shared.fault else scored_trajectories(groups, shared, algorithm, model.device)
+    equal = sum(ranks.gather(equal))
+    if ranks.sharded and not shared.fault:
+        batches += uncounted_evaluations(rollouts[0], max(ranks.gather(len(batches))) - len(batches), model.device)
     with clock.phase("update"):
-        update = learner.update(batches, step, fault)
-    rewards = [group.rewards for group in groups]
+        update = learner.update(batches, step, shared.fault)
     return {
-        "step": step + 1, **reward_metrics(rewards, algorithm), "groups_dropped": len(rollouts) - len(groups),
-        "groups_without_variance": equal, **update, "seconds": clock.seconds(),
+        "step": step + 1, **reward_metrics(shared.rewards, algorithm),
+        "groups_dropped": len(rows) - len(shared.rewards), "groups_without_variance": equal,
+        **update, "seconds": clock.seconds(),
     }  # fmt: skip
 
 
@@ -150,6 +161,8 @@ def train_step(
 class Rollout:
     """One group: sampled, sent, its rewards still to come."""
 
+    place: int
+    """Index among the groups of the step, over all ranks."""
     prompt: PreparedPrompt
     group: GroupScoring
     trajectories: list[Trajectory]
@@ -188,15 +201,47 @@ def collect_rewards(rollouts: list[Rollout], config: TrainConfig) -> tuple[list[
     return groups, faults[0] if faults else None
 
 
+@dataclass(frozen=True)
+class SharedRewards:
+    """What every rank knows of the rewards of a step: the same as one process would."""
+
+    rewards: list[list[VideoReward]]
+    """Of all groups that have them, in the order of the step."""
+    deviations: dict[str, NDArray[np.float64]] | None
+    """Standard deviations over all groups, where the algorithm divides by them."""
+    fault: str | None
+    """What is not finite on any rank."""
+
+
+def share_rewards(
+    groups: list[RewardedGroup], fault: str | None, algorithm: PolicyGradientConfig, ranks: Ranks
+) -> SharedRewards:
+    """Returns what the ranks' rewards come to together."""
+    parts = ranks.gather((fault, [(group.rollout.place, group.rewards, group.scores) for group in groups]))
+    everyone = sorted((group for _, part in parts for group in part), key=lambda group: group[0])
+    needed = everyone and algorithm.scale == "batch"
+    return SharedRewards(
+        [rewards for _, rewards, _ in everyone],
+        batch_deviations([scores for _, _, scores in everyone]) if needed else None,
+        next((found for found, _ in parts if found is not None), None),
+    )
+
+
+def uncounted_evaluations(rollout: Rollout, count: int, device: torch.device) -> list[ScoredTrajectory]:
+    """Returns what a rank evaluates beside its own: all ranks must evaluate a sharded model equally often."""
+    trajectory, conditioning = rollout.trajectories[0], rollout.prompt.conditioning.to(device)
+    advantages = torch.zeros_like(trajectory.old_log_prob[0])
+    return [ScoredTrajectory(trajectory, conditioning, advantages, counted=False)] * count
+
+
 def scored_trajectories(
-    groups: list[RewardedGroup], algorithm: PolicyGradientConfig, device: torch.device
+    groups: list[RewardedGroup], shared: SharedRewards, algorithm: PolicyGradientConfig, device: torch.device
 ) -> tuple[list[ScoredTrajectory], int]:
     """Returns the trajectories with their advantages, and how many groups were left out: their rewards are equal."""
-    deviations = batch_deviations([group.scores for group in groups]) if groups and algorithm.scale == "batch" else None
     batches: list[ScoredTrajectory] = []
     without_variance = 0
     for group in groups:
-        advantages = weighted_advantages(group.scores, algorithm, deviations)
+        advantages = weighted_advantages(group.scores, algorithm, shared.deviations)
         if not advantages.any():
             without_variance += 1
             continue
@@ -243,7 +288,7 @@ def roll_out(
         with clock.phase("sample"):
             batch = next(batches, None)
         if batch is None:
-            return Rollout(prompt, group, trajectories, np.concatenate(preview))
+            return Rollout(place, prompt, group, trajectories, np.concatenate(preview))
         trajectory, latents = batch
         trajectories.append(trajectory)
         try:
@@ -251,7 +296,9 @@ def roll_out(
                 send_decoded(model, latents, trajectory.samples, send)
         except NonFiniteFramesError as error:
             group.abandon()
-            return Rollout(prompt, group, trajectories, None, f"row {prompt.row}: {error}")
+            for _ in batches:  # a sharded model needs every rank in every evaluation
+                pass
+            return Rollout(place, prompt, group, trajectories, None, f"row {prompt.row}: {error}")
 
 
 def reward_metrics(rewards: list[list[VideoReward]], algorithm: PolicyGradientConfig) -> dict[str, float | None]:
@@ -272,10 +319,35 @@ def reward_metrics(rewards: list[list[VideoReward]], algorithm: PolicyGradientCo
 
 def restore(folder: RunFolder, learner: Learner, resume: bool, progress: RunProgress) -> int:
     """Returns the step to start with, after loading the newest checkpoint of a resumed run."""
-    latest = folder.latest_checkpoint() if resume else None
-    if latest is None:
-        return 0
-    checkpoint = load_checkpoint(latest)
-    learner.restore(checkpoint)
-    progress.say(f"resuming {folder.path} after step {checkpoint.step}")
-    return checkpoint.step
+    checkpoint = learner.ranks.from_first(lambda: newest_checkpoint(folder) if resume else None)
+    if checkpoint is not None:
+        learner.restore(checkpoint)
+        progress.say(f"resuming {folder.path} after step {checkpoint.step}")
+    learner.require_equal_adapters()
+    return 0 if checkpoint is None else checkpoint.step
+
+
+def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """Returns the newest checkpoint of a run, None where there is none yet."""
+    latest = folder.latest_checkpoint()
+    return None if latest is None else load_checkpoint(latest)
+
+
+def load_model(config: TrainConfig, ranks: Ranks) -> WanModule:
+    """Returns the model on this rank's device; with sharding each rank keeps its part of the DiTs there."""
+    device = ranks.device_of(config.model.device)
+    first = "cpu" if ranks.sharded else device  # no GPU need hold all weights of a model that will be sharded
+    model = WanModule(config.model.model_copy(update={"device": first}), config.sampler, seed=config.seed)
+    if ranks.sharded:
+        shard_experts(model, ranks.mesh(), device)
+    return model
+
+
+def open_metrics(
+    config: TrainConfig, folder: RunFolder, resume_step: int | None, ranks: Ranks
+) -> MetricsWriter | NoMetrics:
+    """Returns the writer of metrics.jsonl, TensorBoard and the recipe's trackers; on other ranks one that is silent."""
+    if not ranks.is_first:
+        return NoMetrics()
+    trackers = open_trackers(config.tracking, folder.path, config.model_dump())
+    return MetricsWriter(folder.path, resume_step, trackers)

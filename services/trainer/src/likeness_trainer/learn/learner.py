@@ -16,7 +16,8 @@ from likeness_trainer.errors import RunFolderError
 from likeness_trainer.learn.ema import AdapterAverage
 from likeness_trainer.learn.kl_controller import adapted_kl_weight
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
-from likeness_trainer.learn.update import ScoredTrajectory, UpdateStatistics, accumulate_gradients
+from likeness_trainer.learn.update import ScoredTrajectory, UpdateStatistics, accumulate_gradients, count_samples
+from likeness_trainer.ranks import Ranks
 from likeness_trainer.run.checkpoint import Checkpoint, LearnerState
 from likeness_trainer.wan import lora
 from likeness_trainer.wan.module import WanModule
@@ -25,8 +26,11 @@ from likeness_trainer.wan.module import WanModule
 class Learner:
     """Turns scored trajectories into optimizer steps on float32 adapters."""
 
-    def __init__(self, model: WanModule, config: OptimizerConfig, algorithm: PolicyGradientConfig) -> None:
+    def __init__(
+        self, model: WanModule, config: OptimizerConfig, algorithm: PolicyGradientConfig, ranks: Ranks | None = None
+    ) -> None:
         self.model = model
+        self.ranks = ranks or Ranks()
         self.config = config
         self.algorithm = algorithm
         self.optimizer = torch.optim.AdamW(
@@ -42,15 +46,21 @@ class Learner:
     def update(self, batches: list[ScoredTrajectory], step: int, fault: str | None = None) -> dict[str, Any]:
         """Makes the optimizer updates of one training step and returns their metrics.
 
-        A loss or gradient that is not finite moves nothing: the step counts as skipped.
+        A loss or gradient that is not finite moves nothing: the step counts as skipped. Every rank brings its part of
+        the batch; all decide alike, get the same metrics, and hold the same adapters afterwards.
 
         Args:
-            batches: empty when no group is left to learn from; nothing moves then.
+            batches: empty when no group is left to learn from; nothing moves when that is so on every rank.
             fault: what was not finite before the update, for example a reward; the step is skipped.
+
+        Raises:
+            RanksDivergedError: the adapters of the ranks differ after the update.
         """
+        faults, counts = zip(*self.ranks.gather((fault, count_samples(batches))), strict=True)
+        fault, num_samples = next((f for f in faults if f is not None), None), sum(counts)
         if fault is not None:
             return self._skip(fault)
-        if not batches:
+        if num_samples == 0:
             return {"skipped": 0}
         learning_rate = self.config.learning_rate * min(1.0, (step + 1) / max(self.config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
@@ -58,7 +68,7 @@ class Learner:
         statistics: list[UpdateStatistics] = []
         norms: list[float] = []
         for _ in range(self.algorithm.updates_per_rollout):
-            accumulated, norm = self._accumulate(batches)
+            accumulated, norm = self._accumulate(batches, num_samples)
             fault = self._non_finite(accumulated.loss, norm.item())
             if fault is not None:
                 return self._skip(fault)
@@ -69,6 +79,7 @@ class Learner:
             statistics.append(accumulated)
             norms.append(norm.item())
         self.skipped_in_a_row = 0
+        self.require_equal_adapters()
         return {
             "loss": statistics[0].loss,
             "kl": statistics[-1].kl,
@@ -81,11 +92,12 @@ class Learner:
             "skipped": 0,
         }
 
-    def _accumulate(self, batches: list[ScoredTrajectory]) -> tuple[UpdateStatistics, Tensor]:
-        """Computes the gradient of one update and returns its statistics and its norm, a scalar."""
+    def _accumulate(self, batches: list[ScoredTrajectory], num_samples: int) -> tuple[UpdateStatistics, Tensor]:
+        """Computes the gradient of one update, summed over the ranks; returns its statistics and its norm, a scalar."""
         self.optimizer.zero_grad(set_to_none=True)
         algorithm = self.algorithm.model_copy(update={"kl_weight": self.kl_weight})
-        statistics = accumulate_gradients(self.model, batches, algorithm)
+        statistics = accumulate_gradients(self.model, batches, algorithm, num_samples).over_ranks(self.ranks)
+        self.ranks.sum_gradients(self.model.lora_parameters())
         gradients = [parameter.grad for parameter in self.model.lora_parameters() if parameter.grad is not None]
         return statistics, get_total_norm(gradients)
 
@@ -118,6 +130,11 @@ class Learner:
     def evaluated(self) -> AbstractContextManager[None]:
         """Inside, the model has the adapters that are evaluated and exported: the average when there is one."""
         return nullcontext() if self.average is None else self.average.applied()
+
+    def require_equal_adapters(self) -> None:
+        """Raises RanksDivergedError when the ranks do not hold the same adapters, bit for bit."""
+        if self.ranks.world_size > 1:
+            self.ranks.require_equal(self.checksum(), "the adapters")
 
     def checksum(self) -> str:
         """Returns one SHA-256 over the adapters of every trained expert."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from likeness_reward.domain import IdentityTemplate
-from likeness_trainer.data.dataset import Dataset
+from likeness_trainer.data.dataset import Dataset, VideoExample
+from likeness_trainer.ranks import Ranks
 from likeness_trainer.reward_link import RewardLink
 from likeness_trainer.wan.module import Conditioning, WanModule
 
@@ -27,28 +28,28 @@ class PreparedPrompt:
 
 
 def prepare_prompts(
-    model: WanModule, link: RewardLink, dataset: Dataset, limit: int | None, advance: Callable[[], None]
+    model: WanModule, link: RewardLink, dataset: Dataset, limit: int | None, advance: Callable[[], None], ranks: Ranks
 ) -> list[PreparedPrompt]:
-    """Returns the rows of a data set, encoded and kept on the CPU.
+    """Returns rows of a data set, encoded and kept on the CPU; each rank encodes its share, and all get the whole.
 
     Args:
-        limit: rows to prepare; None for all.
-        advance: called after each row, for a progress bar.
+        limit: rows to prepare, the first ones; None for all.
+        advance: called after each row of this rank, for a progress bar.
 
     Raises:
         RewardRejectedError: the reward server finds no face in the frames of a row; names the row.
     """
-    prepared = []
-    for index in range(min(len(dataset), limit or len(dataset))):
-        example = dataset[index]
-        conditioning = model.encode(
-            example.prompt, example.first_frame, example.num_frames, example.height, example.width
-        ).to("cpu")
-        identity = link.embed_identity(list(example.reference_frames), what=f"row {example.row} of the data set")
-        prepared.append(
-            PreparedPrompt(
-                example.row, example.prompt, conditioning, identity, example.num_frames, example.height, example.width
-            )
-        )
-        advance()
-    return prepared
+    prepared: dict[int, PreparedPrompt] = {}
+    with ranks.together():
+        for index in ranks.even_share(len(dataset) if limit is None else min(len(dataset), limit)):
+            prepared[index] = _prepare(model, link, dataset[index])
+            advance()
+    everyone = {index: prompt for part in ranks.gather(prepared) for index, prompt in part.items()}
+    return [everyone[index] for index in sorted(everyone)]
+
+
+def _prepare(model: WanModule, link: RewardLink, example: VideoExample) -> PreparedPrompt:
+    size = (example.num_frames, example.height, example.width)
+    conditioning = model.encode(example.prompt, example.first_frame, *size).to("cpu")
+    identity = link.embed_identity(list(example.reference_frames), what=f"row {example.row} of the data set")
+    return PreparedPrompt(example.row, example.prompt, conditioning, identity, *size)

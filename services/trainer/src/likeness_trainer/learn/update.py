@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from likeness_trainer.learn.policy_gradient import (
 )
 from likeness_trainer.learn.rollout import Trajectory
 from likeness_trainer.learn.stochastic_step import gaussian_log_prob, next_latents_distribution, velocity_kl
+from likeness_trainer.ranks import Ranks
 from likeness_trainer.wan.module import Conditioning, WanModule
 
 
@@ -27,6 +29,8 @@ class ScoredTrajectory:
     conditioning: Conditioning
     advantages: Tensor
     """float32 [B, T_latent]; equal columns when credit goes to whole videos."""
+    counted: bool = True
+    """False: evaluated to keep step with the other ranks of a sharded model; adds nothing to the objective."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,14 @@ class UpdateStatistics:
         """Share of ratios whose clipped branch was active."""
         return float(torch.cat([c.flatten() for c in self.clipped]).float().mean()) if self.clipped else 0.0
 
+    def over_ranks(self, ranks: Ranks) -> UpdateStatistics:
+        """Returns the statistics of the whole batch, of which each rank went through a part."""
+        if ranks.world_size == 1:
+            return self
+        mine = (self.loss, self.kl, [ratio.cpu() for ratio in self.ratios], [clipped.cpu() for clipped in self.clipped])
+        losses, kls, ratios, clipped = zip(*ranks.gather(mine), strict=True)
+        return UpdateStatistics(sum(losses), sum(kls), list(chain(*ratios)), list(chain(*clipped)))
+
 
 def step_terms(model: WanModule, scored: ScoredTrajectory, index: int, config: PolicyGradientConfig) -> StepTerms:
     """Returns the objective's terms of the window's step number `index`, with their graph."""
@@ -88,34 +100,43 @@ def step_terms(model: WanModule, scored: ScoredTrajectory, index: int, config: P
     return StepTerms(loss.loss, kl, loss.ratio, loss.clipped)
 
 
+def count_samples(batches: list[ScoredTrajectory]) -> int:
+    """Returns how many samples the objective is a mean over."""
+    return sum(len(batch.trajectory.samples) for batch in batches if batch.counted)
+
+
 def objective_terms(
-    model: WanModule, batches: list[ScoredTrajectory], config: PolicyGradientConfig
+    model: WanModule, batches: list[ScoredTrajectory], config: PolicyGradientConfig, num_samples: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor, StepTerms]]:
     """Yields (weighted loss, weighted KL, terms) of every batch and step; the sums are the objective and the mean KL.
 
     The policy term is a mean over samples and stochastic steps, the KL a mean over samples and all trained steps.
+
+    Args:
+        num_samples: of all ranks, whose sums then add up to the objective; those of `batches` when not given.
     """
-    num_samples = sum(len(batch.trajectory.samples) for batch in batches)
+    num_samples = count_samples(batches) if num_samples is None else num_samples
     for batch in batches:
-        share = len(batch.trajectory.samples) / num_samples
+        share = len(batch.trajectory.samples) / num_samples if batch.counted else 0.0
         window = batch.trajectory.window
         num_stochastic, num_trained = len(window.stochastic), len(window.trained)
         for index in range(num_trained if config.kl_weight > 0 else num_stochastic):
             terms = step_terms(model, batch, index, config)
             kl = terms.kl * share / num_trained
-            yield terms.policy_loss * share / num_stochastic + config.kl_weight * kl, kl, terms
+            loss = terms.policy_loss * share / num_stochastic + config.kl_weight * kl
+            yield loss, kl, terms if batch.counted else StepTerms(terms.policy_loss, terms.kl)
 
 
 def accumulate_gradients(
-    model: WanModule, batches: list[ScoredTrajectory], config: PolicyGradientConfig
+    model: WanModule, batches: list[ScoredTrajectory], config: PolicyGradientConfig, num_samples: int | None = None
 ) -> UpdateStatistics:
-    """Adds the objective's gradient to the adapters and returns statistics.
+    """Adds the objective's gradient to the adapters and returns statistics; `num_samples` as in `objective_terms`.
 
     Every step of the window is an independent term, so each is backpropagated before the next is computed: memory does
     not grow with the number of steps.
     """
     statistics = UpdateStatistics()
-    for loss, kl, terms in objective_terms(model, batches, config):
+    for loss, kl, terms in objective_terms(model, batches, config, num_samples):
         if loss.requires_grad:
             loss.backward()
         statistics.loss += loss.item()

@@ -141,7 +141,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         adapters = {expert: load_file(path / expert / ADAPTER_FILE) for expert in state["experts"]}
         files = {expert: path / expert / AVERAGE_FILE for expert in state["experts"]}
         average = {expert: load_file(file) for expert, file in files.items() if file.is_file()}
-        optimizer = torch.load(path / OPTIMIZER_FILE, weights_only=True)
+        optimizer = torch.load(path / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
         learner = LearnerState(**state["learner"])
         return Checkpoint(state["step"], adapters, optimizer, state["checksum"], state["experts"], learner, average)
     except Exception as error:

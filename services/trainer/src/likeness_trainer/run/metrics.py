@@ -87,6 +87,19 @@ class MetricsWriter:
         self.close()
 
 
+class NoMetrics:
+    """Stands in for the writer on ranks that write nothing."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Returns the records of RUN/metrics.jsonl in order; a last line that is not complete yet is left out.
 
