@@ -50,6 +50,8 @@ def check_run(config: TrainConfig, resume: bool, accept_other_reward: bool = Fal
     link = RewardLink(config.reward)
     server = link.connect()
     link.require_capacity(config.algorithm.branch_batch)
+    if config.algorithm.name != "policy_gradient":
+        link.require_gradients(server)
     _require_components(config, server)
     rewarded_by_others = resume and _rewarded_by_others(RunFolder.existing(path), server, accept_other_reward)
     folder = RunFolder.resume(path, config) if resume else RunFolder.create(path, config)

@@ -31,6 +31,7 @@ from likeness_trainer.learn.credit import (
 from likeness_trainer.learn.learner import Learner
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
+from likeness_trainer.learn.reward_feedback import backpropagate_rewards
 from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decoded
 from likeness_trainer.learn.update import ScoredTrajectory
 from likeness_trainer.learn.window import Window, window_of
@@ -129,19 +130,28 @@ def train_step(
     rows = rows_of_step(len(prompts), algorithm.groups_per_step, step, config.seed)
     window = window_of(model.schedule, algorithm.window, config.seed, step)
     rollouts = [
-        roll_out(config, step, place, model, prompts[row], link, clock, window) for place, row in enumerate(rows)
+        roll_out(config, step, place, model, prompts[row], link, clock, window)
+        for place, row in enumerate(rows if algorithm.name != "reward_feedback" else [])
     ]
-    if (step + 1) % config.checkpoint_every == 0 and rollouts[0].preview is not None:
-        write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", rollouts[0].preview)
+    feedback = None
+    if algorithm.name != "policy_gradient":
+        weight = algorithm.feedback.weight if algorithm.name == "hybrid" else 1.0
+        with clock.phase("feedback"):
+            seed = (config.seed, "feedback", step)
+            feedback = backpropagate_rewards(model, link, [prompts[row] for row in rows], algorithm, seed, weight)
+    preview = rollouts[0].preview if rollouts else feedback.preview if feedback is not None else None
+    if (step + 1) % config.checkpoint_every == 0 and preview is not None:
+        write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", preview)
     with clock.phase(REWARD):
         groups, fault = collect_rewards(rollouts, config)
     clock.note_reward_latency(sum(group.rollout.group.latency_s for group in groups))
     batches, equal = ([], 0) if fault else scored_trajectories(groups, algorithm, model.device)
     with clock.phase("update"):
-        update = learner.update(batches, step, fault)
-    rewards = [group.rewards for group in groups]
+        update = learner.update(batches, step, fault, feedback)
+    rewards = [group.rewards for group in groups] + (feedback.rewards if feedback is not None else [])
+    dropped = len(rollouts) - len(groups) + (feedback.dropped if feedback is not None else 0)
     return {
-        "step": step + 1, **reward_metrics(rewards, algorithm), "groups_dropped": len(rollouts) - len(groups),
+        "step": step + 1, **reward_metrics(rewards, algorithm), "groups_dropped": dropped,
         "groups_without_variance": equal, **update, "seconds": clock.seconds(),
     }  # fmt: skip
 

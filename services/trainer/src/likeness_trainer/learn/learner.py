@@ -16,6 +16,7 @@ from likeness_trainer.errors import RunFolderError
 from likeness_trainer.learn.ema import AdapterAverage
 from likeness_trainer.learn.kl_controller import adapted_kl_weight
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
+from likeness_trainer.learn.reward_feedback import FeedbackUpdate
 from likeness_trainer.learn.update import ScoredTrajectory, UpdateStatistics, accumulate_gradients
 from likeness_trainer.run.checkpoint import Checkpoint, LearnerState
 from likeness_trainer.wan import lora
@@ -39,7 +40,13 @@ class Learner:
         self.kl_weight = algorithm.kl_weight
         self.skipped_in_a_row = 0
 
-    def update(self, batches: list[ScoredTrajectory], step: int, fault: str | None = None) -> dict[str, Any]:
+    def update(
+        self,
+        batches: list[ScoredTrajectory],
+        step: int,
+        fault: str | None = None,
+        feedback: FeedbackUpdate | None = None,
+    ) -> dict[str, Any]:
         """Makes the optimizer updates of one training step and returns their metrics.
 
         A loss or gradient that is not finite moves nothing: the step counts as skipped.
@@ -47,10 +54,12 @@ class Learner:
         Args:
             batches: empty when no group is left to learn from; nothing moves then.
             fault: what was not finite before the update, for example a reward; the step is skipped.
+            feedback: gradients of the reward that are added to those of the batches.
         """
+        fault = fault or (feedback.fault if feedback is not None else None)
         if fault is not None:
             return self._skip(fault)
-        if not batches:
+        if not batches and (feedback is None or not feedback.gradients):
             return {"skipped": 0}
         learning_rate = self.config.learning_rate * min(1.0, (step + 1) / max(self.config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
@@ -58,7 +67,7 @@ class Learner:
         statistics: list[UpdateStatistics] = []
         norms: list[float] = []
         for _ in range(self.algorithm.updates_per_rollout):
-            accumulated, norm = self._accumulate(batches)
+            accumulated, norm = self._accumulate(batches, feedback)
             fault = self._non_finite(accumulated.loss, norm.item())
             if fault is not None:
                 return self._skip(fault)
@@ -81,11 +90,15 @@ class Learner:
             "skipped": 0,
         }
 
-    def _accumulate(self, batches: list[ScoredTrajectory]) -> tuple[UpdateStatistics, Tensor]:
+    def _accumulate(
+        self, batches: list[ScoredTrajectory], feedback: FeedbackUpdate | None
+    ) -> tuple[UpdateStatistics, Tensor]:
         """Computes the gradient of one update and returns its statistics and its norm, a scalar."""
         self.optimizer.zero_grad(set_to_none=True)
         algorithm = self.algorithm.model_copy(update={"kl_weight": self.kl_weight})
         statistics = accumulate_gradients(self.model, batches, algorithm)
+        if feedback is not None:
+            feedback.add_to(self.model.lora_parameters(), statistics)
         gradients = [parameter.grad for parameter in self.model.lora_parameters() if parameter.grad is not None]
         return statistics, get_total_norm(gradients)
 
