@@ -273,7 +273,7 @@ def reward_metrics(rewards: list[list[VideoReward]], algorithm: PolicyGradientCo
     names = [component.name for component in videos[0].components]
     components = {f"reward/{name}": float(np.mean([video.component(name) for video in videos])) for name in names}
     return {
-        "reward": float(np.mean(values)),
+        "reward": float(np.mean(np.concatenate(values))),
         "reward_std_in_group": float(np.mean([np.std(group) for group in values])),
         "coverage": float(np.mean([video.coverage for video in videos])),
         **components,
