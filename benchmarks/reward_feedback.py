@@ -6,8 +6,7 @@ prefix, branches, update and reference evaluations included; it is counted while
 complete is not made again, so the command can be stopped and given once more.
 
 Motion is the mean over held-out videos of `Reward.motion`; its share of the untrained model's tells a video that
-freezes. `--transport` prints bytes and seconds of one video over the wire instead, with crop gradients and against
-sending full-frame gradients, and against a graph in this process.
+freezes.
 """
 
 from __future__ import annotations
