@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
 TRITON := .venv/triton
-PACKAGES := -e proto -e "services/reward[server,triton,otel,visual]" -e "services/trainer[embedded,kubernetes]" -e "toyworld[model,pack]"
+PACKAGES := -e proto -e "services/reward[server,triton,otel,visual,gradients]" -e "services/trainer[embedded,kubernetes]" -e "toyworld[model,pack]"
 
 .PHONY: setup demo test test-deploy fuzz lint bench clean
 

@@ -7,10 +7,8 @@ A frame of a test is one colour, `colour_frame(red, green, blue)`:
 So the similarity of frames with greens g and h is cos((g - h) / 255 * 90 degrees).
 """
 
-import asyncio
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from server_thread import ServerThread
 
 from likeness_reward.client import RewardClient
 from likeness_reward.domain import IdentityTemplate
@@ -28,7 +27,6 @@ from likeness_reward.face.detector import DetectorConfig
 from likeness_reward.face.recognizer import RecognizerConfig
 from likeness_reward.inference.session import TensorSpec
 from likeness_reward.pack.pack import Network, Pack
-from likeness_reward.server import RewardServer
 from likeness_reward.settings import ServerSettings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -128,30 +126,6 @@ def colour_identity(green: int = 0) -> IdentityTemplate:
     """Returns the identity of a face of this green."""
     angle = green / 255 * math.pi / 2
     return IdentityTemplate(np.array([math.cos(angle), math.sin(angle), 0, 0], np.float32), FINGERPRINT, 1)
-
-
-class ServerThread:
-    """A RewardServer on a free port, in a thread with an event loop of its own."""
-
-    def __init__(self, scorer: FaceScorer, settings: ServerSettings) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-        self.server = self.call(self._create(scorer, settings))
-        self.endpoint = f"127.0.0.1:{self.call(self.server.start())}"
-
-    async def _create(self, scorer: FaceScorer, settings: ServerSettings) -> RewardServer:
-        return RewardServer(scorer, settings)
-
-    def call(self, coroutine):  # type: ignore[no-untyped-def]
-        """Returns what a coroutine returns on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
-
-    def stop(self) -> None:
-        """Stops the server as SIGTERM would."""
-        self.call(self.server.stop())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from likeness_reward.domain import (
     VideoReward,
 )
 from likeness_reward.errors import LikenessError, ServerUnavailable, error_from_call
+from likeness_reward.gradient_wire import with_gradients
 from likeness_reward.many import ManyVideos, RetryPolicy, VideoToScore
 from likeness_reward.messages import check_video, embed_request, score_request, stream_config
 from likeness_reward.video_stream import VideoScoreStream
@@ -110,7 +111,11 @@ class RewardClient:
         if frames_rgb.nbytes > SINGLE_MESSAGE_BYTES:
             return self._score_over_stream(frames_rgb, identity, options, reference_motion)
         request = score_request(frames_rgb, identity, options, reference_motion)
-        return reward_from_message(self._call(self._stub.ScoreVideo, request).reward)
+        response = self._call(self._stub.ScoreVideo, request)
+        reward = reward_from_message(response.reward)
+        if options is None or not options.include_crop_gradients:
+            return reward
+        return with_gradients(reward, [response.crop_gradients])
 
     def _score_over_stream(
         self,

@@ -19,6 +19,7 @@ MOTION_COMPONENT = "motion"
 COMPONENT_NAMES = (IDENTITY_COMPONENT, COVERAGE_COMPONENT, MOTION_COMPONENT)
 
 Pooling = Literal["mean", "quality_weighted"]
+GradientEncoding = Literal["float16", "float32"]
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -59,6 +60,10 @@ class ScoreOptions(BaseModel):
     """Weight of the motion, compared with a reference motion, in the reward; a weight needs a reference."""
     include_frames: bool = True
     """Whether the reward lists every frame."""
+    include_crop_gradients: bool = False
+    """Whether the reward comes with its gradients by the aligned crops; see CropGradient."""
+    gradient_encoding: GradientEncoding = "float16"
+    """How their values cross the wire; in this process they are float32."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,16 @@ class VideoMotion:
 
 
 @dataclass(frozen=True)
+class SimilarityGradient:
+    """d(similarity of one frame) / d(its aligned crop)."""
+
+    values: NDArray[np.float32]
+    """float32 [3, S, S], by crop pixels scaled to 0..1, channels R, G, B."""
+    frame_from_crop: NDArray[np.float64]
+    """float64 [2, 3], crop pixels to frame pixels."""
+
+
+@dataclass(frozen=True)
 class FrameScore:
     """The score of one frame."""
 
@@ -165,6 +180,8 @@ class FrameScore:
     observation: FaceObservation
     thumbnails: Thumbnails | None = field(default=None, compare=False, repr=False)
     """Inside the scorer only: a VideoReward's frames have none."""
+    gradient: SimilarityGradient | None = field(default=None, compare=False, repr=False)
+    """Inside the scorer only, when ScoreOptions.include_crop_gradients is on and a face was embedded."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +191,17 @@ class RewardComponent:
     name: str
     value: float
     weight: float
+
+
+@dataclass(frozen=True)
+class CropGradient:
+    """d(VideoReward.value) / d(aligned crop) of one embedded frame; detection and alignment count as constants."""
+
+    frame_index: int
+    values: NDArray[np.float32]
+    """float32 [3, S, S], by crop pixels scaled to 0..1, channels R, G, B."""
+    frame_from_crop: NDArray[np.float64]
+    """float64 [2, 3]: the crop's pixel (x, y) is the frame's at this matrix times (x, y, 1)."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +219,8 @@ class VideoReward:
     """One entry per frame, or none when ScoreOptions.include_frames is off."""
     motion: VideoMotion = VideoMotion(0.0, None)
     """How much it moves; what other videos' motion can be measured by."""
+    crop_gradients: tuple[CropGradient, ...] = field(default=(), compare=False, repr=False)
+    """One entry per embedded frame when ScoreOptions.include_crop_gradients is on, else none."""
 
     @property
     def coverage(self) -> float:
@@ -234,3 +264,5 @@ class ServerInfo:
     """Width and height of the detector's input, pixels."""
     component_names: tuple[str, ...]
     limits: Limits
+    has_crop_gradients: bool = False
+    """Whether it can answer ScoreOptions.include_crop_gradients."""

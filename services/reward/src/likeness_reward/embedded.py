@@ -1,9 +1,13 @@
 """Scoring in this process, without a server. Needs the [server] extra."""
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +18,12 @@ from likeness_reward.domain import (
     IdentityTemplate,
     Pooling,
     ScoreOptions,
+    SimilarityGradient,
     VideoMotion,
     VideoReward,
 )
 from likeness_reward.errors import (
+    FeatureUnavailable,
     FingerprintMismatch,
     InvalidImage,
     InvalidTemplate,
@@ -25,11 +31,12 @@ from likeness_reward.errors import (
     LikenessError,
     NoFaceInImages,
 )
-from likeness_reward.extras import require_server_extra
-from likeness_reward.face.analysis import FaceAnalyzer
+from likeness_reward.extras import has_gradients_extra, require_server_extra
+from likeness_reward.face.analysis import FaceAnalyzer, FrameAnalysis
+from likeness_reward.face.crop_gradients import check_differentiable, invert_alignment
 from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector
 from likeness_reward.face.motion import thumbnails_of
-from likeness_reward.face.recognizer import FaceRecognizer
+from likeness_reward.face.recognizer import FaceRecognizer, RecognizerConfig
 from likeness_reward.face.scoring import check_reference_motion, cosine, pool_embeddings, reward_from_frames
 from likeness_reward.images import MAX_PIXELS, decode_image
 from likeness_reward.inference.session import InferenceSession
@@ -40,6 +47,9 @@ require_server_extra("scoring in this process")
 
 from likeness_reward.inference.onnxruntime import OnnxRuntimeSession, Provider  # noqa: E402
 from likeness_reward.pack.pack import Pack, PackDescription, load_pack  # noqa: E402
+
+if TYPE_CHECKING:
+    from likeness_reward.inference.torch_gradients import RecognizerGradient
 
 FRAMES_AT_ONCE = 8
 
@@ -57,6 +67,9 @@ class FaceScorer:
             FaceDetector(detector, pack.detector_config), FaceRecognizer(recognizer, pack.recognizer_config)
         )
         self.embedding_length = self.analyzer.recognizer.embedding_length()
+        self._load_gradient: Callable[[], RecognizerGradient] | None = None
+        self._gradient: RecognizerGradient | None = None
+        self._gradient_lock = threading.Lock()
 
     @property
     def model_fingerprint(self) -> str:
@@ -134,15 +147,68 @@ class FaceScorer:
     ) -> list[FrameScore]:
         """Returns the scores of consecutive RGB frames uint8 [H, W, 3]. Raises InferenceFailed."""
         analyses = self.analyzer.analyze(frames, options, identity.embedding)
+        gradients = self._gradients(analyses, identity) if options.include_crop_gradients else [None] * len(analyses)
         return [
             FrameScore(
                 first_index + position,
                 None if analysis.embedding is None else cosine(analysis.embedding, identity.embedding),
                 analysis.observation,
                 thumbnails_of(frames[position], analysis.crop),
+                gradient,
             )
+            for position, (analysis, gradient) in enumerate(zip(analyses, gradients, strict=True))
+        ]
+
+    @property
+    def has_crop_gradients(self) -> bool:
+        """Whether ScoreOptions.include_crop_gradients is honoured."""
+        return self._load_gradient is not None and has_gradients_extra()
+
+    def check_options(self, options: ScoreOptions) -> None:
+        """Raises FeatureUnavailable or InvalidRequest when the options ask for gradients that there are not."""
+        if not options.include_crop_gradients:
+            return
+        if not self.has_crop_gradients:
+            raise FeatureUnavailable(
+                "options.include_crop_gradients: this scorer has no FEATURE_CROP_GRADIENTS; it needs networks in its "
+                "own process and the extra likeness-reward[gradients]"
+            )
+        check_differentiable(options)
+
+    def _gradients(
+        self, analyses: Sequence[FrameAnalysis], identity: IdentityTemplate
+    ) -> list[SimilarityGradient | None]:
+        """Returns the gradient of each frame's similarity; None where no face was embedded."""
+        found = [
+            (position, analysis.crop, analysis.embedding, analysis.observation.face)
             for position, analysis in enumerate(analyses)
         ]
+        shown = [
+            (position, crop, embedding, face)
+            for position, crop, embedding, face in found
+            if crop is not None and embedding is not None and face is not None
+        ]
+        gradients: list[SimilarityGradient | None] = [None] * len(analyses)
+        if not shown:
+            return gradients
+        crops = np.stack([crop for _, crop, _, _ in shown])
+        recognizer = self._recognizer_gradient(crops, np.stack([embedding for _, _, embedding, _ in shown]))
+        began = time.perf_counter()
+        _, values = recognizer.similarity_gradients(crops, identity.embedding)
+        self.analyzer.observe_stage("gradient", time.perf_counter() - began)
+        for (position, crop, _, face), value in zip(shown, values, strict=True):
+            gradients[position] = SimilarityGradient(value, invert_alignment(face.landmarks, len(crop)))
+        return gradients
+
+    def _recognizer_gradient(self, crops: NDArray[np.uint8], embeddings: NDArray[np.float32]) -> "RecognizerGradient":
+        """Returns the differentiable recognizer, loaded and checked against the one that scores on first use."""
+        with self._gradient_lock:
+            if self._gradient is None:
+                assert self._load_gradient is not None  # check_options has asked
+                gradient = self._load_gradient()
+                gradient.check_agreement(crops, embeddings)
+                self._gradient = gradient
+            return self._gradient
 
     def score(
         self,
@@ -157,6 +223,7 @@ class FaceScorer:
         Raises InvalidVideo, InvalidTemplate, FingerprintMismatch, InvalidRequest or InferenceFailed.
         """
         options = options or ScoreOptions()
+        self.check_options(options)
         check_reference_motion(options, reference_motion)
         self.check_identity(identity)
         frames = check_frames(frames_rgb, "frames_rgb")
@@ -223,6 +290,20 @@ class EmbeddedScorer(FaceScorer):
             provider=provider,
         )
         super().__init__(pack, detector_session, recognizer_session, detector_session.provider)
+        self._load_gradient = partial(
+            load_recognizer_gradient,
+            pack.recognizer.path,
+            recognizer,
+            recognizer_session.input.shape[0] is None,
+            "cuda" if provider == "cuda" else "cpu",
+        )
+
+
+def load_recognizer_gradient(path: Path, config: RecognizerConfig, batched: bool, device: str) -> "RecognizerGradient":
+    """Returns the differentiable recognizer of a pack; torch is imported here. Raises InvalidPack."""
+    from likeness_reward.inference.torch_gradients import RecognizerGradient
+
+    return RecognizerGradient(path, config, batched=batched, device=device)
 
 
 def check_frames(frames_rgb: NDArray[np.uint8], what: str) -> NDArray[np.uint8]:

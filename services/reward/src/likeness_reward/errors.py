@@ -137,6 +137,12 @@ class InferenceFailed(LikenessError):
     code, reason = grpc.StatusCode.INTERNAL, "INFERENCE_FAILED"
 
 
+class InvalidGradients(LikenessError):
+    """Gradients of a wrong shape, that are not finite, or that do not cover the frames with a face. Never applied."""
+
+    code, reason = grpc.StatusCode.INTERNAL, "INVALID_GRADIENTS"
+
+
 class InvalidPack(LikenessError):
     """A folder that is no usable pack of models: a missing file, a wrong tensor shape, ..."""
 

@@ -20,6 +20,7 @@ OTEL_MODULES = (
 )
 
 VISUAL_MODULES = ("matplotlib", "av")
+GRADIENT_MODULES = ("torch", "onnx2torch")
 
 
 def require_server_extra(purpose: str) -> None:
@@ -53,3 +54,8 @@ def require_visual_extra(purpose: str) -> None:
     missing = [module for module in VISUAL_MODULES if find_spec(module) is None]
     if missing:
         raise MissingExtra(f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[visual]'")
+
+
+def has_gradients_extra() -> bool:
+    """Returns whether the [gradients] extra is installed."""
+    return all(find_spec(module) is not None for module in GRADIENT_MODULES)

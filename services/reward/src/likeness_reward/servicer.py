@@ -23,6 +23,7 @@ from likeness_reward.errors import (
 from likeness_reward.face.scoring import check_reference_motion, reward_from_frames
 from likeness_reward.frame_work import FrameWork
 from likeness_reward.frames import FrameReader
+from likeness_reward.gradient_wire import gradients_to_message
 from likeness_reward.metrics import ServerMetrics
 from likeness_reward.settings import ServerSettings
 from likeness_reward.stream import ScoringStream, note_request_id, note_video
@@ -106,6 +107,7 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
             limits=limits_to_message(self._settings.limits),
             pack_name=self._scorer.pack.name,
             embedding_length=self._scorer.embedding_length,
+            features=[reward_service_pb2.FEATURE_CROP_GRADIENTS] if self._scorer.has_crop_gradients else [],
             component_names=COMPONENT_NAMES,
             detector_width=width,
             detector_height=height,
@@ -140,6 +142,7 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
         """Returns the reward of a video in one message. Raises InvalidVideo, InvalidTemplate, LimitExceeded, ..."""
         note_request_id(request.request_id)
         options = options_from_message(request.options)
+        self._scorer.check_options(options)
         reader = FrameReader.of(request.spec, self._settings.limits)
         if len(request.frames) != reader.frame_count:
             found, expected = len(request.frames), reader.frame_count
@@ -158,7 +161,11 @@ class RewardServicer(reward_service_pb2_grpc.RewardServiceServicer):
                 part = request.frames[start : start + FRAMES_AT_ONCE]
                 scores += await self._work.score(reader, part, start, identity, options)
             reward = reward_from_frames(scores, options, self._scorer.model_fingerprint, motion)
-        return reward_service_pb2.ScoreVideoResponse(reward=reward_to_message(reward))
+        response = reward_service_pb2.ScoreVideoResponse(reward=reward_to_message(reward))
+        if options.include_crop_gradients:
+            gradients = gradients_to_message(reward.crop_gradients, options.gradient_encoding)
+            response.crop_gradients.CopyFrom(gradients)
+        return response
 
     @contextlib.contextmanager
     def _one_video(self) -> Iterator[None]:

@@ -20,9 +20,7 @@ def size_from_text(value: object) -> object:
 class ServerSettings(BaseSettings):
     """Everything `likeness-reward serve` can be told. An empty variable of the environment is none: images set some."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="LIKENESS_REWARD_", env_ignore_empty=True, frozen=True, extra="forbid"
-    )
+    model_config = SettingsConfigDict(env_prefix="LIKENESS_REWARD_", env_ignore_empty=True, frozen=True, extra="forbid")
 
     pack: Path | None = None
     """Folder of ONNX files; the triton backend does without, and checks its models against it when given."""

@@ -23,6 +23,7 @@ from likeness_reward.errors import (
 from likeness_reward.face.scoring import check_reference_motion, reward_from_frames
 from likeness_reward.frame_work import FrameWork
 from likeness_reward.frames import FrameReader, check_crc32
+from likeness_reward.gradient_wire import gradients_to_messages
 from likeness_reward.inference.call import CURRENT_CALL
 from likeness_reward.metrics import ServerMetrics
 from likeness_reward.settings import ServerSettings
@@ -151,7 +152,9 @@ class ScoringStream:
         if config.HasField("identity"):
             identity = identity_from_message(config.identity)
             self._scorer.check_identity(identity)
-        self._config = StreamSettings(identity, options_from_message(config.options), reference_motion_of(config))
+        options = options_from_message(config.options)
+        self._scorer.check_options(options)
+        self._config = StreamSettings(identity, options, reference_motion_of(config))
         started = reward_service_pb2.StreamStarted(
             model_fingerprint=fingerprint, max_videos_in_flight=self._settings.max_videos_in_flight
         )
@@ -252,6 +255,9 @@ class ScoringStream:
             result = reward_service_pb2.VideoResult(video_id=name, error=status_from_error(error))
         else:
             result = reward_service_pb2.VideoResult(video_id=name, reward=reward_to_message(reward))
+            encoding = self._config.options.gradient_encoding
+            for gradients in gradients_to_messages(reward.crop_gradients, encoding, name):
+                await self._outbox.put(Response(crop_gradients=gradients))
         await self._outbox.put(Response(result=result))
 
     async def _fail(self, name: str, error: LikenessError) -> None:

@@ -11,17 +11,19 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from likeness.reward.v1 import reward_service_pb2
+from likeness.reward.v1 import reward_pb2, reward_service_pb2
 from likeness.reward.v1.reward_service_pb2 import StreamVideoScoresRequest as Request
 from likeness_reward.domain import IdentityTemplate, VideoMotion, VideoReward
 from likeness_reward.errors import (
     DeadlineExceeded,
+    InvalidGradients,
     InvalidVideo,
     LikenessError,
     ServerUnavailable,
     error_from_call,
     error_from_status,
 )
+from likeness_reward.gradient_wire import with_gradients
 from likeness_reward.messages import video_end, video_frames, video_start
 from likeness_reward.wire import reward_from_message
 
@@ -52,6 +54,8 @@ class VideoScoreStream:
         self._results: deque[VideoOutcome] = deque()
         self._in_flight: set[str] = set()
         self._failed: set[str] = set()
+        self._with_gradients = config.config.options.include_crop_gradients
+        self._gradients: dict[str, list[reward_pb2.CropGradients]] = {}
         self._max_in_flight = 0
         self._model_fingerprint = ""
         self._closed = False
@@ -195,12 +199,25 @@ class VideoScoreStream:
             if response.HasField("started"):
                 self._model_fingerprint = response.started.model_fingerprint
                 self._max_in_flight = response.started.max_videos_in_flight
+            elif response.HasField("crop_gradients"):
+                self._gradients.setdefault(response.crop_gradients.video_id, []).append(response.crop_gradients)
             elif response.HasField("result"):
                 result = response.result
                 self._in_flight.discard(result.video_id)
                 if result.HasField("error"):
                     self._failed.add(result.video_id)
-                    self._results.append((result.video_id, error_from_status(result.error)))
-                else:
-                    self._results.append((result.video_id, reward_from_message(result.reward)))
+                self._results.append((result.video_id, self._outcome(result)))
             self._changed.notify_all()
+
+    def _outcome(self, result: reward_service_pb2.VideoResult) -> VideoReward | LikenessError:
+        """Returns a video's error, or its reward with the gradients that came before it."""
+        gradients = self._gradients.pop(result.video_id, [])
+        if result.HasField("error"):
+            return error_from_status(result.error)
+        reward = reward_from_message(result.reward)
+        if not self._with_gradients:
+            return reward
+        try:
+            return with_gradients(reward, gradients)
+        except InvalidGradients as error:
+            return error

@@ -24,7 +24,8 @@ from likeness_reward.domain import (
     VideoMotion,
     VideoReward,
 )
-from likeness_reward.errors import FeatureUnavailable, InvalidRequest, InvalidTemplate
+from likeness_reward.errors import InvalidRequest, InvalidTemplate
+from likeness_reward.gradient_wire import encoding_from_message, encoding_to_message
 
 FLOAT32 = np.dtype("<f4")
 
@@ -79,6 +80,8 @@ def options_to_message(options: ScoreOptions) -> reward_pb2.ScoreOptions:
         no_face_value=options.no_face_value,
         min_face_pixels=options.min_face_pixels,
         include_frames=options.include_frames,
+        include_crop_gradients=options.include_crop_gradients,
+        gradient_encoding=encoding_to_message(options.gradient_encoding),
         face_choice=(
             reward_pb2.FACE_CHOICE_MOST_SIMILAR
             if options.face_choice == "most_similar"
@@ -94,16 +97,19 @@ def options_to_message(options: ScoreOptions) -> reward_pb2.ScoreOptions:
 
 def options_from_message(message: reward_pb2.ScoreOptions) -> ScoreOptions:
     """Returns the options of a message. Raises InvalidRequest naming the field and what it allows."""
-    if message.include_crop_gradients:
-        raise FeatureUnavailable("options.include_crop_gradients: this server has no FEATURE_CROP_GRADIENTS")
     if message.aggregation not in reward_pb2.Aggregation.values():
         raise InvalidRequest(f"options.aggregation {message.aggregation} is unknown", field="options.aggregation")
     if message.face_choice not in reward_pb2.FaceChoice.values():
         raise InvalidRequest(f"options.face_choice {message.face_choice} is unknown", field="options.face_choice")
+    if message.gradient_encoding not in reward_pb2.GradientEncoding.values():
+        found = message.gradient_encoding
+        raise InvalidRequest(f"options.gradient_encoding {found} is unknown", field="options.gradient_encoding")
     fields: dict[str, object] = {
         "aggregation": "min" if message.aggregation == reward_pb2.AGGREGATION_MIN else "mean",
         "face_choice": "most_similar" if message.face_choice == reward_pb2.FACE_CHOICE_MOST_SIMILAR else "largest",
         "include_frames": message.include_frames,
+        "include_crop_gradients": message.include_crop_gradients,
+        "gradient_encoding": encoding_from_message(message.gradient_encoding),
     }
     for name in ("no_face_value", "min_face_pixels"):
         if message.HasField(name):
@@ -246,6 +252,7 @@ def server_info_from_message(message: reward_service_pb2.GetServerInfoResponse) 
         embedding_length=message.embedding_length,
         detector_size=(message.detector_width, message.detector_height),
         component_names=tuple(message.component_names),
+        has_crop_gradients=reward_service_pb2.FEATURE_CROP_GRADIENTS in message.features,
         limits=Limits(
             max_message_bytes=message.limits.max_message_bytes,
             max_frames_per_video=message.limits.max_frames_per_video,

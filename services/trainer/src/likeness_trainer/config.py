@@ -108,6 +108,13 @@ class TrainConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _feedback_fits_the_window(self) -> TrainConfig:
+        steps, window = self.algorithm.feedback.last_steps, self.sampler.final_timestep - self.sampler.mid_timestep + 1
+        if steps is not None and steps > window:
+            raise ValueError(f"algorithm.feedback.last_steps is {steps}; the window has {window} steps")
+        return self
+
 
 def load_config(recipe: Path, overrides: Sequence[str] = (), environment: dict[str, str] | None = None) -> TrainConfig:
     """Returns the resolved recipe.

@@ -61,6 +61,8 @@ def check_run(
         link = RewardLink(config.reward)
         server = link.connect()
         link.require_capacity(config.algorithm.branch_batch)
+        if config.algorithm.name != "policy_gradient":
+            link.require_gradients(server)
         _require_components(config, server)
     with ranks.together():
         folder = _open_folder(path, config, resume, server, accept_other_reward) if ranks.is_first else RunFolder(path)
@@ -90,6 +92,11 @@ def _require_equal_parts(config: TrainConfig, world_size: int) -> None:
         raise ConfigError(
             f"algorithm.groups_per_step is {groups}, which {world_size} ranks cannot share equally; "
             f"choose a multiple of {world_size}"
+        )
+    if world_size > 1 and config.algorithm.name != "policy_gradient":
+        raise ConfigError(
+            f"algorithm.name is {config.algorithm.name}, which runs on one rank only, not on {world_size}; "
+            "choose policy_gradient or start one process"
         )
 
 

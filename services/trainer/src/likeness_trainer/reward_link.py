@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from likeness_reward.client import RewardClient
 from likeness_reward.credentials import client_keys, read_token
-from likeness_reward.domain import IdentityTemplate, Limits, ScoreOptions, ServerInfo, VideoReward
+from likeness_reward.domain import GradientEncoding, IdentityTemplate, Limits, ScoreOptions, ServerInfo, VideoReward
 from likeness_reward.errors import InvalidCredentials, LikenessError
 from likeness_reward.video_stream import VideoScoreStream
 from likeness_trainer.errors import RewardRejectedError, RewardUnavailableError
@@ -66,6 +66,8 @@ class RewardConfig(BaseModel):
     """Score of a frame without a usable face."""
     min_face_pixels: int = Field(32, ge=1)
     """Faces narrower than this do not count."""
+    gradient_encoding: GradientEncoding = "float16"
+    """How gradients of the reward cross the wire, where the algorithm needs them."""
     expected_fingerprint: str | None = None
     """Refuse a server whose models have another fingerprint."""
 
@@ -154,6 +156,15 @@ class RewardLink:
                 f"{self.limits.max_videos_in_flight} videos of a stream at once"
             )
 
+    def require_gradients(self, server: ServerInfo) -> None:
+        """Raises RewardRejectedError when the server cannot send gradients of the reward."""
+        if not server.has_crop_gradients:
+            raise RewardRejectedError(
+                f"the reward server at {self.config.endpoint} sends no gradients of the reward: install "
+                "likeness-reward[server,gradients] there and use its embedded backend, or set "
+                "algorithm.name=policy_gradient"
+            )
+
     def embed_identity(self, images_rgb: list[NDArray[np.uint8]], what: str) -> IdentityTemplate:
         """Returns the template of a person from frames, uint8 RGB [H, W, 3]; waits out a server that is away.
 
@@ -171,14 +182,24 @@ class RewardLink:
                     raise RewardRejectedError(f"{what}: no identity could be embedded: {error}") from error
                 patience.wait_after(error)
 
-    def open_group(self, identity: IdentityTemplate, num_videos: int, shape: tuple[int, int, int]) -> GroupScoring:
-        """Returns the line of one group of videos of shape (num_frames, height, width)."""
-        return GroupScoring(self, identity, num_videos, shape)
+    def open_group(
+        self,
+        identity: IdentityTemplate,
+        num_videos: int,
+        shape: tuple[int, int, int],
+        options: ScoreOptions | None = None,
+    ) -> GroupScoring:
+        """Returns the line of one group of videos of shape (num_frames, height, width).
 
-    def open_stream(self, identity: IdentityTemplate) -> VideoScoreStream:
+        Args:
+            options: those of the recipe when not given.
+        """
+        return GroupScoring(self, identity, num_videos, shape, options or self.config.score_options())
+
+    def open_stream(self, identity: IdentityTemplate, options: ScoreOptions) -> VideoScoreStream:
         """Returns a stream that scores against one person."""
         return self._client.open_stream(
-            self.config.score_options(),
+            options,
             identity=identity,
             deadline_s=self.config.deadline_s,
             expected_fingerprint=self.fingerprint or None,
@@ -228,9 +249,15 @@ class GroupScoring:
     """
 
     def __init__(
-        self, link: RewardLink, identity: IdentityTemplate, num_videos: int, shape: tuple[int, int, int]
+        self,
+        link: RewardLink,
+        identity: IdentityTemplate,
+        num_videos: int,
+        shape: tuple[int, int, int],
+        options: ScoreOptions,
     ) -> None:
         num_frames, height, width = shape
+        self._options = options
         self._link = link
         self._identity = identity
         self._videos = [_Video(width, height, num_frames) for _ in range(num_videos)]
@@ -278,7 +305,7 @@ class GroupScoring:
         try:
             while self._unfinished() and not self._abandoned:
                 try:
-                    _Attempt(self, self._link.open_stream(self._identity), patience).run()
+                    _Attempt(self, self._link.open_stream(self._identity, self._options), patience).run()
                 except LikenessError as error:
                     patience.wait_after(error)
         except Exception as error:  # carried to the thread that asks for the results

@@ -31,6 +31,7 @@ from likeness_trainer.learn.credit import (
 from likeness_trainer.learn.learner import Learner
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
+from likeness_trainer.learn.reward_feedback import backpropagate_rewards
 from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decoded
 from likeness_trainer.learn.update import ScoredTrajectory
 from likeness_trainer.learn.window import Window, window_of
@@ -136,24 +137,33 @@ def train_step(
     window = window_of(model.schedule, algorithm.window, config.seed, step)
     rollouts = [
         roll_out(config, step, place, model, prompts[rows[place]], link, clock, window)
-        for place in ranks.even_share(len(rows))
+        for place in (ranks.even_share(len(rows)) if algorithm.name != "reward_feedback" else [])
     ]
-    if ranks.is_first and (step + 1) % config.checkpoint_every == 0 and rollouts[0].preview is not None:
-        write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", rollouts[0].preview)
+    feedback = None
+    if algorithm.name != "policy_gradient":
+        weight = algorithm.feedback.weight if algorithm.name == "hybrid" else 1.0
+        with clock.phase("feedback"):
+            seed = (config.seed, "feedback", step)
+            feedback = backpropagate_rewards(model, link, [prompts[row] for row in rows], algorithm, seed, weight)
+    preview = rollouts[0].preview if rollouts else feedback.preview if feedback is not None else None
+    if ranks.is_first and (step + 1) % config.checkpoint_every == 0 and preview is not None:
+        write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", preview)
     with clock.phase(REWARD), ranks.together():
         groups, fault = collect_rewards(rollouts, config)
     clock.note_reward_latency(sum(group.rollout.group.latency_s for group in groups))
     shared = share_rewards(groups, fault, algorithm, ranks)
     batches, equal = ([], 0) if shared.fault else scored_trajectories(groups, shared, algorithm, model.device)
     equal = sum(ranks.gather(equal))
-    if ranks.sharded and not shared.fault:
+    if ranks.sharded and rollouts and not shared.fault:
         batches += uncounted_evaluations(rollouts[0], max(ranks.gather(len(batches))) - len(batches), model.device)
     with clock.phase("update"):
-        update = learner.update(batches, step, shared.fault)
+        update = learner.update(batches, step, shared.fault, feedback)
+    rewards = shared.rewards + (feedback.rewards if feedback is not None else [])
+    sampled = len(rows) if algorithm.name != "reward_feedback" else 0
+    dropped = sampled - len(shared.rewards) + (feedback.dropped if feedback is not None else 0)
     return {
-        "step": step + 1, **reward_metrics(shared.rewards, algorithm),
-        "groups_dropped": len(rows) - len(shared.rewards), "groups_without_variance": equal,
-        **update, "seconds": clock.seconds(),
+        "step": step + 1, **reward_metrics(rewards, algorithm), "groups_dropped": dropped,
+        "groups_without_variance": equal, **update, "seconds": clock.seconds(),
     }  # fmt: skip
 
 
@@ -310,7 +320,7 @@ def reward_metrics(rewards: list[list[VideoReward]], algorithm: PolicyGradientCo
     names = [component.name for component in videos[0].components]
     components = {f"reward/{name}": float(np.mean([video.component(name) for video in videos])) for name in names}
     return {
-        "reward": float(np.mean(values)),
+        "reward": float(np.mean(np.concatenate(values))),
         "reward_std_in_group": float(np.mean([np.std(group) for group in values])),
         "coverage": float(np.mean([video.coverage for video in videos])),
         **components,

@@ -19,6 +19,7 @@ from likeness_reward.domain import (
     VideoReward,
 )
 from likeness_reward.errors import InferenceFailed, InvalidRequest
+from likeness_reward.face.crop_gradients import value_gradients
 from likeness_reward.face.motion import motion_component, motion_of
 
 
@@ -67,8 +68,11 @@ def reward_from_frames(
     value = math.fsum(component.value * component.weight for component in components)
     if not math.isfinite(value):
         raise InferenceFailed(f"the reward of a video of {len(frames)} frames is not finite: {value}")
-    kept = tuple(replace(frame, thumbnails=None) for frame in frames) if options.include_frames else ()
-    return VideoReward(value, tuple(components), len(frames), embedded, model_fingerprint, kept, motion)
+    bare = [replace(frame, thumbnails=None, gradient=None) for frame in frames] if options.include_frames else []
+    gradients = value_gradients(frames, options) if options.include_crop_gradients else ()
+    return VideoReward(
+        value, tuple(components), len(frames), embedded, model_fingerprint, tuple(bare), motion, gradients
+    )
 
 
 def check_reference_motion(options: ScoreOptions, reference_motion: VideoMotion | None) -> None:

@@ -16,6 +16,7 @@ from likeness_trainer.errors import RunFolderError
 from likeness_trainer.learn.ema import AdapterAverage
 from likeness_trainer.learn.kl_controller import adapted_kl_weight
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
+from likeness_trainer.learn.reward_feedback import FeedbackUpdate
 from likeness_trainer.learn.update import ScoredTrajectory, UpdateStatistics, accumulate_gradients, count_samples
 from likeness_trainer.ranks import Ranks
 from likeness_trainer.run.checkpoint import Checkpoint, LearnerState
@@ -43,7 +44,13 @@ class Learner:
         self.kl_weight = algorithm.kl_weight
         self.skipped_in_a_row = 0
 
-    def update(self, batches: list[ScoredTrajectory], step: int, fault: str | None = None) -> dict[str, Any]:
+    def update(
+        self,
+        batches: list[ScoredTrajectory],
+        step: int,
+        fault: str | None = None,
+        feedback: FeedbackUpdate | None = None,
+    ) -> dict[str, Any]:
         """Makes the optimizer updates of one training step and returns their metrics.
 
         A loss or gradient that is not finite moves nothing: the step counts as skipped. Every rank brings its part of
@@ -52,15 +59,17 @@ class Learner:
         Args:
             batches: empty when no group is left to learn from; nothing moves when that is so on every rank.
             fault: what was not finite before the update, for example a reward; the step is skipped.
+            feedback: gradients of the reward that are added to those of the batches; in a run of one rank only.
 
         Raises:
             RanksDivergedError: the adapters of the ranks differ after the update.
         """
+        fault = fault or (feedback.fault if feedback is not None else None)
         faults, counts = zip(*self.ranks.gather((fault, count_samples(batches))), strict=True)
         fault, num_samples = next((f for f in faults if f is not None), None), sum(counts)
         if fault is not None:
             return self._skip(fault)
-        if num_samples == 0:
+        if num_samples == 0 and (feedback is None or not feedback.gradients):
             return {"skipped": 0}
         learning_rate = self.config.learning_rate * min(1.0, (step + 1) / max(self.config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
@@ -68,7 +77,7 @@ class Learner:
         statistics: list[UpdateStatistics] = []
         norms: list[float] = []
         for _ in range(self.algorithm.updates_per_rollout):
-            accumulated, norm = self._accumulate(batches, num_samples)
+            accumulated, norm = self._accumulate(batches, num_samples, feedback)
             fault = self._non_finite(accumulated.loss, norm.item())
             if fault is not None:
                 return self._skip(fault)
@@ -92,12 +101,16 @@ class Learner:
             "skipped": 0,
         }
 
-    def _accumulate(self, batches: list[ScoredTrajectory], num_samples: int) -> tuple[UpdateStatistics, Tensor]:
+    def _accumulate(
+        self, batches: list[ScoredTrajectory], num_samples: int, feedback: FeedbackUpdate | None
+    ) -> tuple[UpdateStatistics, Tensor]:
         """Computes the gradient of one update, summed over the ranks; returns its statistics and its norm, a scalar."""
         self.optimizer.zero_grad(set_to_none=True)
         algorithm = self.algorithm.model_copy(update={"kl_weight": self.kl_weight})
         statistics = accumulate_gradients(self.model, batches, algorithm, num_samples).over_ranks(self.ranks)
         self.ranks.sum_gradients(self.model.lora_parameters())
+        if feedback is not None:
+            feedback.add_to(self.model.lora_parameters(), statistics)
         gradients = [parameter.grad for parameter in self.model.lora_parameters() if parameter.grad is not None]
         return statistics, get_total_norm(gradients)
 

@@ -10,15 +10,21 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from likeness_trainer.learn.advantage import Baseline, Credit, Scale
+from likeness_trainer.learn.feedback_config import AlgorithmName, RewardFeedbackConfig
 
 RatioKind = Literal["standard", "guard"]
 WindowKind = Literal["all", "one"]
 
 
 class PolicyGradientConfig(BaseModel):
-    """Group-relative policy optimisation on the stochastic steps of the window."""
+    """Group-relative policy optimisation on the stochastic steps of the window, and what stands beside or for it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: AlgorithmName = "policy_gradient"
+    """`policy_gradient`; `reward_feedback` backpropagates the reward instead; `hybrid` adds both gradients."""
+    feedback: RewardFeedbackConfig = RewardFeedbackConfig()
+    """Settings of reward feedback; read when `name` is reward_feedback or hybrid."""
 
     group_size: int = Field(8, ge=2)
     """Samples of one prompt that are compared with each other."""
@@ -53,6 +59,18 @@ class PolicyGradientConfig(BaseModel):
     def _a_target_needs_a_weight_to_adapt(self) -> PolicyGradientConfig:
         if self.kl_target is not None and self.kl_weight == 0:
             raise ValueError(f"kl_target is {self.kl_target}, but kl_weight is 0; it must be above 0 to be adapted")
+        return self
+
+    @model_validator(mode="after")
+    def _feedback_fits(self) -> PolicyGradientConfig:
+        if self.name == "policy_gradient":
+            return self
+        if self.updates_per_rollout != 1:
+            raise ValueError(f"updates_per_rollout is {self.updates_per_rollout}; with name {self.name} it must be 1")
+        if self.reward_weights.get("motion", 0.0) != 0.0:
+            raise ValueError(f"reward_weights weighs motion, which has no gradient: name {self.name} needs it to be 0")
+        if self.name == "reward_feedback" and self.kl_target is not None:
+            raise ValueError("kl_target adapts the policy gradient's kl_weight; reward_feedback has feedback.kl_weight")
         return self
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,14 +15,17 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from likeness_reward.domain import IdentityTemplate, ScoreOptions, VideoReward
+from likeness_reward.domain import GradientEncoding, IdentityTemplate, ScoreOptions, VideoReward
 from likeness_trainer.learn.credit import group_scores, weighted_advantages
+from likeness_trainer.learn.feedback_config import AlgorithmName, RewardFeedbackConfig
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
+from likeness_trainer.learn.reward_feedback import feedback_options, sample_in_graph, video_losses
 from likeness_trainer.learn.rollout import sample_group, send_decoded
+from likeness_trainer.learn.seeds import gaussian_noise
 from likeness_trainer.learn.update import ScoredTrajectory, objective_terms
 from likeness_trainer.wan.model_config import WanModelConfig
 from likeness_trainer.wan.model_files import ModelPaths
-from likeness_trainer.wan.module import WanModule
+from likeness_trainer.wan.module import Conditioning, WanModule
 from likeness_trainer.wan.sampler_config import SamplerConfig
 
 
@@ -77,6 +82,12 @@ class ModuleOptions(BaseModel):
     """Score of a frame without a usable face."""
     min_face_pixels: int = 32
     """Faces narrower than this do not count."""
+    algorithm: AlgorithmName = "policy_gradient"
+    """What `forward` returns the loss of: `policy_gradient`, `reward_feedback` or `hybrid`."""
+    feedback: RewardFeedbackConfig = RewardFeedbackConfig()
+    """Settings of reward feedback, also as a mapping."""
+    gradient_encoding: GradientEncoding = "float16"
+    """How gradients cross the wire from a reward server."""
 
 
 class WanTrainingModule(WanModule):
@@ -85,7 +96,8 @@ class WanTrainingModule(WanModule):
     ``forward(data)`` samples a group of videos for one prompt and first frame, scores how well each keeps the person,
     and returns ``(loss, face_score, kl_loss)``: call ``loss.backward()`` and step any optimizer over
     ``lora_parameters()``. The graphs of all window steps live at once here; the training service backpropagates them
-    one by one instead.
+    one by one instead. With ``algorithm="reward_feedback"`` it samples one video, and the loss's gradient goes through
+    the reward, the decoder and the window.
 
     Args:
         model_paths: mapping of dit, dit2, vae, text_encoder to a file or its shards; a list of files; or a JSON file.
@@ -133,7 +145,9 @@ class WanTrainingModule(WanModule):
         super().__init__(model, sampler, seed=options.seed)
         self.options = options
         self.algorithm = PolicyGradientConfig(
-            groups_per_step=1, **options.model_dump(include=set(PolicyGradientConfig.model_fields))
+            groups_per_step=1,
+            name=options.algorithm,
+            **options.model_dump(include=set(PolicyGradientConfig.model_fields)),
         )
         self.score_options = ScoreOptions(
             no_face_value=options.no_face_value, min_face_pixels=options.min_face_pixels, include_frames=True
@@ -149,32 +163,47 @@ class WanTrainingModule(WanModule):
             self._scorer = open_scorer(self.reward_model_path)
         return self._scorer
 
-    def forward(self, data: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, data: Mapping[str, Any], algorithm: AlgorithmName | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns (loss, face_score, kl_loss): scalars; loss and kl_loss have gradients in the adapters only.
 
         Args:
             data: `prompt` (text) and `video` (list of pictures or uint8 [T, H, W, 3], 4n + 1 frames whose first is the
                 picture to animate and which together show the person). Optional: `reference_image` (replaces the
                 video's first frame and its frames as identity), `seed`.
+            algorithm: `policy_gradient`, `reward_feedback` or `hybrid`; that of the options when not given.
         """
+        name = algorithm or self.options.algorithm
+        example = self._example(data)
+        if name == "policy_gradient":
+            return self._policy_gradient(example)
+        if name == "reward_feedback":
+            return self._reward_feedback(example)
+        if name != "hybrid":
+            raise ValueError(f"algorithm is {name!r}; it is policy_gradient, reward_feedback or hybrid")
+        policy, feedback = self._policy_gradient(example), self._reward_feedback(example)
+        loss = policy[0] + self.algorithm.feedback.weight * feedback[0]
+        return loss, (policy[1] + feedback[1]) / 2, (policy[2] + feedback[2]) / 2
+
+    def _example(self, data: Mapping[str, Any]) -> _Example:
         frames = _as_frames(data["video"])
         reference = _as_frames([data["reference_image"]]) if data.get("reference_image") is not None else None
         first = frames[0] if reference is None else reference[0]
         num_frames, height, width, _ = frames.shape
         conditioning = self.encode(data["prompt"], Image.fromarray(first), num_frames, height, width)
-        identity = self.scorer.embed_identity(list(frames if reference is None else reference))
         seed = (int(data.get("seed", self.options.seed)), "forward", self._calls)
         self._calls += 1
+        return _Example(conditioning.to(self.device), frames, reference, seed)
 
+    def _policy_gradient(self, example: _Example) -> tuple[Tensor, Tensor, Tensor]:
+        reference = example.frames if example.reference is None else example.reference
+        identity = self.scorer.embed_identity(list(reference))
         group_size = self.algorithm.group_size
-        videos = np.zeros((group_size, num_frames, height, width, 3), np.uint8)
-
-        def keep(sample: int, first_index: int, chunk: NDArray[np.uint8]) -> None:
-            videos[sample, first_index : first_index + len(chunk)] = chunk
-
-        conditioning = conditioning.to(self.device)
+        videos = np.zeros((group_size, *example.frames.shape), np.uint8)
+        keep = partial(_keep, videos)
+        conditioning = example.conditioning
         trajectories = []
-        for trajectory, latents in sample_group(self, conditioning, group_size, self.algorithm.branch_batch, seed):
+        groups = sample_group(self, conditioning, group_size, self.algorithm.branch_batch, example.seed)
+        for trajectory, latents in groups:
             trajectories.append(trajectory)
             send_decoded(self, latents, trajectory.samples, keep)
         rewards = [self.scorer.score(video, identity, self.score_options) for video in videos]
@@ -191,6 +220,37 @@ class WanTrainingModule(WanModule):
             loss, kl_loss = loss + term, kl_loss + kl
         face_score = torch.tensor([reward.value for reward in rewards], device=self.device).mean()
         return loss, face_score, kl_loss
+
+    def _reward_feedback(self, example: _Example) -> tuple[Tensor, Tensor, Tensor]:
+        """One video, its reward differentiated; the video's first frame is no part of its identity, as published."""
+        reference = example.reference
+        if reference is None:
+            reference = example.frames[1:] if len(example.frames) > 1 else example.frames
+        identity = self.scorer.embed_identity(list(reference))
+        frames = np.zeros((1, *example.frames.shape), np.uint8)
+        noise = gaussian_noise((1, *example.conditioning.latent_shape), *example.seed, "feedback")
+        config = self.algorithm.feedback
+        video = sample_in_graph(self, example.conditioning, noise, config, partial(_keep, frames))
+        options = feedback_options(self.score_options, self.algorithm, self.options.gradient_encoding)
+        reward = self.scorer.score(frames[0], identity, options)
+        (loss,) = video_losses(video, [reward], config)
+        return loss, torch.tensor(reward.value, device=self.device), video.kl[0]
+
+
+@dataclass(frozen=True)
+class _Example:
+    """One row of data, made ready."""
+
+    conditioning: Conditioning
+    frames: NDArray[np.uint8]
+    """uint8 RGB [T, H, W, 3]."""
+    reference: NDArray[np.uint8] | None
+    """uint8 RGB [1, H, W, 3]; None when the frames show the person."""
+    seed: tuple[int | str, ...]
+
+
+def _keep(videos: NDArray[np.uint8], sample: int, first_index: int, chunk: NDArray[np.uint8]) -> None:
+    videos[sample, first_index : first_index + len(chunk)] = chunk
 
 
 def open_scorer(reward_model_path: str | None) -> RewardScorer:

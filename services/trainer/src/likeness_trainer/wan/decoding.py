@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from diffsynth.models.wan_video_vae import VideoVAE38_, WanVideoVAE, count_conv3d, unpatchify
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class NonFiniteFramesError(ValueError):
     """Decoded frames hold NaN or infinity, which a cast to uint8 would turn into valid-looking pixels."""
 
 
-def decode_latent_frames(vae: WanVideoVAE, latents: Tensor) -> Iterator[Tensor]:
+def decode_latent_frames(vae: WanVideoVAE, latents: Tensor, checkpointing: bool = False) -> Iterator[Tensor]:
     """Yields the pixels of each latent frame in turn: [B, 3, t, H, W], nominally -1 to 1, not clamped.
 
     The first latent frame gives 1 pixel frame, every other one 4. The causal cache goes from one call of the decoder
@@ -24,6 +27,7 @@ def decode_latent_frames(vae: WanVideoVAE, latents: Tensor) -> Iterator[Tensor]:
     Args:
         vae: a loaded DiffSynth Wan VAE (2.1 or 2.2).
         latents: [B, z_dim, T, h, w].
+        checkpointing: keep, of each latent frame, only its input and the cache, and decode it again in the backward.
     """
     model = vae.model
     has_patches = isinstance(model, VideoVAE38_)
@@ -31,11 +35,19 @@ def decode_latent_frames(vae: WanVideoVAE, latents: Tensor) -> Iterator[Tensor]:
     latents = latents.to(parameter.device, parameter.dtype)
     mean, inverse_std = (value.to(latents).view(1, -1, 1, 1, 1) for value in vae.scale)
     hidden = model.conv2(latents / inverse_std + mean)
-    cache: list[Tensor | None] = [None] * count_conv3d(model.decoder)
+    cache: list[Any] = [None] * count_conv3d(model.decoder)
     for index in range(hidden.shape[2]):
         options = {"first_chunk": True} if has_patches and index == 0 else {}
-        chunk, cache, _ = model.decoder(hidden[:, :, index : index + 1], feat_cache=cache, feat_idx=[0], **options)
+        decode_one = partial(_decode_one, model.decoder, options)
+        inputs = (hidden[:, :, index : index + 1], *cache)
+        chunk, *cache = checkpoint(decode_one, *inputs, use_reentrant=False) if checkpointing else decode_one(*inputs)
         yield unpatchify(chunk, patch_size=2) if has_patches else chunk
+
+
+def _decode_one(decoder: nn.Module, options: dict[str, bool], hidden: Tensor, *cache: Any) -> tuple[Any, ...]:
+    """Returns the pixels of one latent frame and the cache after it. The decoder changes a copy of the list."""
+    chunk, following, _ = decoder(hidden, feat_cache=list(cache), feat_idx=[0], **options)
+    return (chunk, *following)
 
 
 def to_uint8_rgb(pixels: Tensor) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def hash_of_part(part: nn.Module, role: str) -> str:
     return digest
 
 
-def explain_wrong_files(config_paths: Mapping[str, Any] | list[Any] | str, architecture: str) -> list[str]:
+def explain_wrong_files(config_paths: Mapping[str, Any] | Sequence[Any] | str, architecture: str) -> list[str]:
     """Returns one line for each file of a published architecture that is not what its role needs.
 
     Says how many tensors are missing, unknown, or of another shape, with an example of each: what a shard left out, a
