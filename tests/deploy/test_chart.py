@@ -14,6 +14,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kuberne
 from rendered_chart import (  # noqa: E402
     CHART,
     NAMESPACE,
+    ROOT,
     SHAPES,
     Manifest,
     Pod,
@@ -130,6 +131,10 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"trainer": {"runs": {"anna": {"nodes": 2}}}, "storage": {"runs": {"accessModes": ["ReadWriteOnce"]}}},
         "ReadWriteMany",
     ),
+    "more processes than groups": (
+        {"trainer": {"runs": {"anna": {"nodes": 2, "gpusPerNode": 8}}}},
+        "groups_per_step is 4, which 16 processes cannot share",
+    ),
     "a run folder of one's own": ({"trainer": {"runs": {"anna": {"set": {"run_dir": "/tmp/x"}}}}}, "run_dir is set by"),
     "a run named like a Service of the chart": ({"trainer": {"runs": {"reward": {}}}}, "name is taken"),
     "a run whose name is no name": ({"trainer": {"runs": {"Anna B": {}}}}, "Anna B"),
@@ -142,6 +147,12 @@ def test_nonsense_is_refused_by_name(what: str) -> None:
     values, message = REFUSED[what]
     with pytest.raises(helm_python.HelmError, match=message):
         render(values)
+
+
+def test_the_chart_knows_the_groups_of_the_recipes() -> None:
+    recipes = [yaml.safe_load(path.read_text()) for path in (ROOT / "recipes").glob("*.yaml")]
+    assert {recipe["algorithm"]["groups_per_step"] for recipe in recipes} == {4}
+    assert render({"trainer": {"runs": {"anna": {"gpusPerNode": 4}}}})
 
 
 def test_a_budget_below_the_replicas_is_taken() -> None:
@@ -401,7 +412,7 @@ def test_a_run_is_retried_unless_its_settings_are_wrong() -> None:
 def test_a_run_overrides_the_defaults_also_with_nothing() -> None:
     values = {
         "trainer": {
-            "defaults": {"suspend": True, "backoffLimit": 3, "gpusPerNode": 4, "set": {"steps": 9}},
+            "defaults": {"suspend": True, "backoffLimit": 3, "gpusPerNode": 2, "set": {"steps": 9}},
             "runs": {
                 "anna": {},
                 "ben": {"suspend": False, "backoffLimit": 0, "gpusPerNode": 1, "set": {"seed": 1}},
