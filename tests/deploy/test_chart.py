@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -509,3 +510,15 @@ def test_the_notes_say_how_to_score_watch_and_fetch() -> None:
     (overrides,) = (line for line in notes.splitlines() if "--overrides=" in line)
     fetch = json.loads(overrides.partition("--overrides='")[2].removesuffix("'"))
     assert fetch["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "likeness-runs"
+
+
+def test_the_operations_guide_names_metrics_that_exist() -> None:
+    metrics = ServerMetrics()
+    metrics.describe(pack="x")
+    known = {sample.name for metric in metrics.registry.collect() for sample in metric.samples} | {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in metrics.registry.collect()
+    }
+    text = (ROOT / "docs" / "operations.md").read_text()
+    named = set(re.findall(r"likeness_reward_[a-z_]+", text))
+    assert len(named) >= 10
+    assert named <= known
