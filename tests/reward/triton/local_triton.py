@@ -58,11 +58,7 @@ class TritonProcess:
 
     def __init__(self, repository: Path, folder: Path, port: int | None = None) -> None:
         server, stub = installed_triton()
-        backend = folder / "backends" / "python"
-        backend.mkdir(parents=True, exist_ok=True)
-        for source in (*(server / name for name in BACKEND_FILES), stub):
-            with contextlib.suppress(FileExistsError):
-                (backend / source.name).symlink_to(source)
+        backend = self.lay_out_backend(folder, server, stub)
         self.prefix = f"likeness_test_{os.getpid()}_{time.monotonic_ns()}_"
         self.log = folder / f"{self.prefix}.log"
         ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
@@ -78,11 +74,7 @@ class TritonProcess:
             "--disable-auto-complete-config",
             f"--backend-config=python,shm-region-prefix-name={self.prefix}",
         ]
-        libraries = ENVIRONMENT / "lib" / server.parents[2].name / "site-packages" / "nvidia_pytriton.libs"
-        environment = os.environ | {
-            "PATH": f"{ENVIRONMENT / 'bin'}:{os.environ['PATH']}",
-            "LD_LIBRARY_PATH": f"{libraries}:{base_library_folder()}",
-        }
+        environment = os.environ | self.libraries(server)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
@@ -92,6 +84,25 @@ class TritonProcess:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
+
+    @staticmethod
+    def lay_out_backend(folder: Path, server: Path, stub: Path) -> Path:
+        """Returns a folder with the python backend and the stub of the environment's Python."""
+        backend = folder / "backends" / "python"
+        backend.mkdir(parents=True, exist_ok=True)
+        for source in (*(server / name for name in BACKEND_FILES), stub):
+            with contextlib.suppress(FileExistsError):
+                (backend / source.name).symlink_to(source)
+        return backend
+
+    @staticmethod
+    def libraries(server: Path) -> dict[str, str]:
+        """Returns the variables with which tritonserver and its stubs find their libraries."""
+        libraries = ENVIRONMENT / "lib" / server.parents[2].name / "site-packages" / "nvidia_pytriton.libs"
+        return {
+            "PATH": f"{ENVIRONMENT / 'bin'}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": f"{libraries}:{base_library_folder()}",
+        }
 
     @property
     def port(self) -> int:

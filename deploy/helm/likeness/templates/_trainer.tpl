@@ -172,6 +172,8 @@ spec:
         - {name: RUN_DIR, value: /runs/{{ $name }}}
         {{- if and $many (gt (int $run.nodes) 1) (ne $run.kind "trainjob") }}
         - {name: RENDEZVOUS, value: c10d}
+        # Processes that start again must not read addresses of those before.
+        - {name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE, value: "1"}
         {{- end }}
         - {name: HF_HOME, value: /cache/huggingface}
         - {name: TORCHINDUCTOR_CACHE_DIR, value: /cache/inductor}

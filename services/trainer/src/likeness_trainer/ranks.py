@@ -34,7 +34,7 @@ class ParallelConfig(BaseModel):
 
     sharding: Literal["none", "fsdp2"] = "none"
     """`none`: every process holds the whole model. `fsdp2`: each holds its part of the frozen DiTs' weights."""
-    timeout_s: float = Field(1800.0, gt=0)
+    timeout_s: float = Field(3600.0, gt=0)
     """Time that a process waits for another one; must exceed reward.give_up_after_s."""
 
 
