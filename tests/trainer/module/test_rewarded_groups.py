@@ -8,8 +8,9 @@ import torch
 
 from likeness_reward.domain import FaceObservation, FrameScore, RewardComponent, Verdict, VideoReward
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
+from likeness_trainer.ranks import Ranks
 from likeness_trainer.reward_link import GroupDroppedError
-from likeness_trainer.train import Rollout, collect_rewards, reward_metrics, scored_trajectories
+from likeness_trainer.train import Rollout, collect_rewards, reward_metrics, scored_trajectories, share_rewards
 
 CPU = torch.device("cpu")
 
@@ -34,7 +35,7 @@ def rollout(row: int, values: list[float] | None, fault: str | None = None) -> A
     trajectory: Any = SimpleNamespace(samples=range(len(values or [])))
     prompt: Any = SimpleNamespace(row=row, conditioning=torch.zeros(1))
     group: Any = SimpleNamespace(results=results)
-    return Rollout(prompt, group, [trajectory], None, fault)
+    return Rollout(row, prompt, group, [trajectory], None, fault)
 
 
 def test_groups_without_rewards_are_dropped_and_the_others_go_on() -> None:
@@ -53,8 +54,9 @@ def test_what_is_not_finite_is_named_by_its_row_and_keeps_out_of_the_metrics() -
 
 
 def test_groups_of_equal_rewards_are_counted_and_left_out() -> None:
-    groups, _ = collect_rewards([rollout(1, [0.4, 0.4]), rollout(2, [0.1, 0.3])], config())
-    batches, without_variance = scored_trajectories(groups, config().algorithm, CPU)
+    groups, fault = collect_rewards([rollout(1, [0.4, 0.4]), rollout(2, [0.1, 0.3])], config())
+    shared = share_rewards(groups, fault, config().algorithm, Ranks())
+    batches, without_variance = scored_trajectories(groups, shared, config().algorithm, CPU)
     assert without_variance == 1
     assert len(batches) == 1
     np.testing.assert_allclose(batches[0].advantages.flatten(), [-0.1 / 0.1001, 0.1 / 0.1001], rtol=1e-5)
@@ -62,8 +64,9 @@ def test_groups_of_equal_rewards_are_counted_and_left_out() -> None:
 
 def test_the_deviation_of_the_batch_keeps_small_differences_small() -> None:
     settings = config(scale="batch")
-    groups, _ = collect_rewards([rollout(1, [0.40, 0.41]), rollout(2, [0.0, 1.0])], settings)
-    (narrow, wide), _ = scored_trajectories(groups, settings.algorithm, CPU)
+    groups, fault = collect_rewards([rollout(1, [0.40, 0.41]), rollout(2, [0.0, 1.0])], settings)
+    shared = share_rewards(groups, fault, settings.algorithm, Ranks())
+    (narrow, wide), _ = scored_trajectories(groups, shared, settings.algorithm, CPU)
     std = np.std([0.40, 0.41, 0.0, 1.0])
     np.testing.assert_allclose(narrow.advantages.flatten(), np.array([-0.005, 0.005]) / (std + 1e-4), rtol=1e-5)
     np.testing.assert_allclose(wide.advantages.flatten(), np.array([-0.5, 0.5]) / (std + 1e-4), rtol=1e-5)
