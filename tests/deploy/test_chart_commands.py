@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
 toyworld = pytest.importorskip("likeness_toyworld", reason="the toy world is not installed")
 
-from local_triton import NoTriton, TritonProcess, installed_triton  # noqa: E402
+from local_triton import NoTriton, TritonProcess, free_ports, installed_triton  # noqa: E402
 from rendered_chart import (  # noqa: E402
     CHART,
     NAMESPACE,
@@ -51,15 +51,6 @@ ROOT = Path(__file__).parents[2]
 START_S = 60
 REWARD_POD = "Deployment/likeness-reward"
 HEADLESS = f"likeness-reward-headless.{NAMESPACE}.svc"
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Here:

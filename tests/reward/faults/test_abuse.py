@@ -15,6 +15,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from local_triton import free_ports
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
 from likeness_reward import errors, messages
@@ -47,14 +48,6 @@ def gauge(port: int, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
     return float(next(line for line in lines if line.startswith(f"likeness_reward_{name} ")).split()[1])
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def cancel_many(endpoint: str, identity: IdentityTemplate, count: int) -> None:
@@ -90,7 +83,7 @@ async def cancel_many(endpoint: str, identity: IdentityTemplate, count: int) -> 
 
 def test_ten_thousand_cancelled_calls_leave_nothing_behind(start_server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIKENESS_REWARD_MAX_CALLS", "256")
-    port = free_port()
+    (port,) = free_ports(1)
     server = start_server("--metrics-port", str(port))
     process = psutil.Process(server.process.pid)
     with RewardClient(server.endpoint) as client:
