@@ -1,6 +1,5 @@
 """Classifier-free guidance: what it computes, what it evaluates, and that rollout and update agree under it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ def guide(module, monkeypatch):
 
 
 @pytest.fixture
-def evaluated(module, monkeypatch) -> Iterator[list[str]]:
+def evaluated(module, monkeypatch) -> list[str]:
     """The expert of each DiT evaluation, in order."""
     experts: list[str] = []
     model_fn = module.pipe.model_fn
@@ -43,7 +42,7 @@ def evaluated(module, monkeypatch) -> Iterator[list[str]]:
         return model_fn(dit=dit, **inputs)
 
     monkeypatch.setattr(module.pipe, "model_fn", count)
-    yield experts
+    return experts
 
 
 def encode(module, person_frames):

@@ -34,7 +34,7 @@ class SamplerConfig(BaseModel):
     noise_level: float = Field(0.7, gt=0, le=1)
     """Amount of fresh noise in the stochastic steps of the window, `a` in both kinds of step."""
     guidance_scale: GuidanceScale = 1.0
-    """Classifier-free guidance in rollout, update and evaluation; for two experts also `{dit: 3.5, dit2: 3.5}`. 1: none,
+    """Classifier-free guidance in rollout, update, evaluation; for two experts also {dit: 3.5, dit2: 3.5}. 1: none,
     and the negative prompt is not evaluated."""
     negative_prompt: str = ""
     """What guidance leads away from; read where guidance_scale is not 1."""
