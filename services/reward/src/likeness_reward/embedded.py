@@ -1,4 +1,4 @@
-"""Scoring in this process, without a server. Needs the [server] extra."""
+"""Scoring in this process, without a server. Needs the [embedded] extra."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ from likeness_reward.errors import (
     LikenessError,
     NoFaceInImages,
 )
-from likeness_reward.extras import has_gradients_extra, require_server_extra
+from likeness_reward.extras import has_gradients_extra, require_embedded_extra
 from likeness_reward.face.analysis import FaceAnalyzer, FrameAnalysis
 from likeness_reward.face.crop_gradients import check_differentiable, invert_alignment
 from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector
@@ -43,7 +43,7 @@ from likeness_reward.inference.session import InferenceSession
 from likeness_reward.many import VideoToScore, check_concurrency
 from likeness_reward.video_stream import VideoOutcome
 
-require_server_extra("scoring in this process")
+require_embedded_extra("scoring in this process")
 
 from likeness_reward.inference.onnxruntime import OnnxRuntimeSession, Provider  # noqa: E402
 from likeness_reward.pack.pack import Pack, PackDescription, load_pack  # noqa: E402

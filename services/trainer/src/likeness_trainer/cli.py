@@ -37,6 +37,8 @@ MOST_CHANGED = {
     ),
     "algorithm (docs/algorithms.md)": (
         ("sampler.stochastic_step", "cps or flow_sde"),
+        ("sampler.guidance_scale", "classifier-free guidance; 1 is none, for two experts {dit: 3.5, dit2: 3.5}"),
+        ("sampler.negative_prompt", "what guidance leads away from"),
         ("algorithm.window", "all or one"),
         ("algorithm.credit", "latent_frame or video"),
         ("algorithm.ratio", "standard or guard"),
