@@ -75,8 +75,15 @@ def normalized(images_rgb: NDArray[np.uint8], mean: float, std: float) -> NDArra
     return planes
 
 
-def load_session(path: Path, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
-    """Returns the onnxruntime session of a file. Raises InvalidPack or ProviderUnavailable."""
+def load_session(
+    source: Path | bytes, threads: int, provider: Provider, name: str | None = None
+) -> onnxruntime.InferenceSession:
+    """Returns the onnxruntime session of a file, or of the bytes of one. Raises InvalidPack or ProviderUnavailable.
+
+    Args:
+        name: what messages call it; a file's name when not given.
+    """
+    name = name or (source.name if isinstance(source, Path) else "the network")
     wanted = PROVIDER_NAMES[provider]
     available = onnxruntime.get_available_providers()
     if wanted not in available:
@@ -86,12 +93,14 @@ def load_session(path: Path, threads: int, provider: Provider) -> onnxruntime.In
     options.inter_op_num_threads = 1
     options.log_severity_level = SEVERITY_ERROR
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=[wanted])
+        model = str(source) if isinstance(source, Path) else source
+        session = onnxruntime.InferenceSession(model, options, providers=[wanted])
     except Exception as error:  # onnxruntime's own exceptions share no base: this is its edge
-        raise InvalidPack(f"cannot load {path}: {error}", file=path.name) from error
+        where = source if isinstance(source, Path) else name
+        raise InvalidPack(f"cannot load {where}: {error}", file=name) from error
     in_use = session.get_providers()
     if in_use[0] != wanted:
-        raise ProviderUnavailable(f"{path.name}: provider {wanted} was asked for, {in_use[0]} is in use")
+        raise ProviderUnavailable(f"{name}: provider {wanted} was asked for, {in_use[0]} is in use")
     return session
 
 
