@@ -19,6 +19,7 @@ MOST_CHANGED = {
         ("data.metadata", "metadata.csv, .json or .jsonl with the columns video, prompt, reference_image"),
         ("evaluation.metadata", "people that are not trained on"),
         ("model.model_paths.dit", "weights; also dit2, vae, text_encoder"),
+        ("model.base_loras", "LoRA files that are part of the base, as [{path: FILE, expert: dit, strength: 1}]"),
         ("reward.endpoint", "HOST:PORT of the reward server"),
     ),
     "how long and how strong": (

@@ -161,10 +161,13 @@ class Learner:
         labels = {name: self.model.expert_label(name) for name in adapters}
         state = LearnerState(self.kl_weight, self.skipped_in_a_row, self.average.num_updates if self.average else 0)
         average = self.average.state() if self.average else {}
-        return Checkpoint(step, adapters, self.optimizer.state_dict(), self.checksum(), labels, state, average)
+        return Checkpoint(
+            step, adapters, self.optimizer.state_dict(), self.checksum(), labels, state, average, self.model.base_loras
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes the state of a checkpoint; raises RunFolderError when it is of another model or was damaged."""
+        checkpoint.require_base(self.model.base_loras)
         if set(checkpoint.adapters) != set(self.model.trained_experts):
             raise RunFolderError(
                 f"the checkpoint trains {sorted(checkpoint.adapters)}, this run {list(self.model.trained_experts)}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from likeness_trainer.config import TrainConfig
+from likeness_trainer.wan.model_config import WanModelConfig
 from likeness_trainer.wan.sampler_config import SamplerConfig
 
 HUB_IDS = {
@@ -88,6 +90,7 @@ def _training(config: TrainConfig, step: int, reward_fingerprint: str) -> str:
             f"{sampler.stochastic_step} at noise level {sampler.noise_level:g}"
         ),
         "guidance": _guidance(sampler),
+        "merged into the base": _merged(model),
         "KL weight": f"{algorithm.kl_weight:g}",
         "learning rate": f"{config.optimizer.learning_rate:g}",
         "averaged": "no" if config.optimizer.ema_decay is None else f"yes, decay {config.optimizer.ema_decay:g}",
@@ -106,6 +109,12 @@ def _guidance(sampler: SamplerConfig) -> str:
     else:
         told = f"scale {scales:g}"
     return f"{told}, negative prompt {sampler.negative_prompt!r}"
+
+
+def _merged(model: WanModelConfig) -> str:
+    """Returns the LoRA files that the base had merged: whoever uses this LoRA must load them as well."""
+    told = [f"`{Path(m.path).name}` into {m.expert} at strength {m.strength:g}" for m in model.base_loras]
+    return f"{', '.join(told)}: load them beside this LoRA" if told else "nothing"
 
 
 def _measured(summary: Mapping[str, Any]) -> str:

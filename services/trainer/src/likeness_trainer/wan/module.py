@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from likeness_trainer.wan import lora
+from likeness_trainer.wan.base_lora import merge_base_loras
 from likeness_trainer.wan.decoding import decode_latent_frames, to_uint8_rgb
 from likeness_trainer.wan.loading import load_pipeline
 from likeness_trainer.wan.model_config import EXPERTS, WanModelConfig
@@ -74,6 +75,7 @@ class WanModule(nn.Module):
         )
         if isinstance(sampler.guidance_scale, dict) and self.pipe.dit2 is None:
             raise ValueError("sampler.guidance_scale names dit2, but model_paths holds one DiT only; give one number")
+        self.base_loras = merge_base_loras(self.pipe, config.base_loras)
         self.trained_experts = self._choose_experts()
         for name in self.trained_experts:
             lora.inject_lora(
