@@ -193,8 +193,8 @@ class Cluster:
         kind, name = workload["kind"], workload["metadata"]["name"]
         if labels_of(workload).get("app.kubernetes.io/managed-by") == MANAGER:
             return errors.AlreadyExistsError(
-                f"there is a run {name} in namespace {self.namespace} already. Choose another --name, or remove it with "
-                f"`likeness-trainer cancel {name}`; its folder stays, and the next run of that name goes on with it"
+                f"there is a run {name} in namespace {self.namespace} already. Choose another --name, or remove it "
+                f"with `likeness-trainer cancel {name}`: its folder stays, and a new run of that name goes on with it"
             )
         return errors.AlreadyExistsError(
             f"there is a {kind} {name} in namespace {self.namespace} that likeness-trainer did not make. "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from likeness_trainer.config import TrainConfig
 from likeness_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from likeness_trainer.config import TrainConfig
 
 Manifest = dict[str, Any]
 Kind = Literal["job", "jobset"]
@@ -130,7 +132,7 @@ def require_name(name: str, kind: Kind) -> str:
     longest = MAX_JOBSET_NAME_LENGTH if kind == "jobset" else MAX_NAME_LENGTH
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) or len(name) > longest:
         raise ConfigError(
-            f"--name is {name!r}; it must be lower-case letters, digits and '-', begin with a letter, not end with '-', "
-            f"and have at most {longest} characters"
+            f"--name is {name!r}; it must have lower-case letters, digits and '-' only, begin with a letter, not end "
+            f"with '-', and have at most {longest} characters"
         )
     return name

@@ -52,7 +52,8 @@ def troubles(workload: Manifest, pods: Sequence[Manifest], events: Iterable[Mani
         events: those of the namespace that warn; the ones about other objects, or from before the run, are left out.
     """
     waiting = {pod["metadata"]["name"] for pod in pods if not has_started(pod)}
-    all_made = len({index_of(pod) for pod in pods}) >= job_spec(workload)["completions"]
+    made = {index_of(pod) for pod in pods if pod.get("status", {}).get("phase") != "Failed"}
+    all_made = len(made) >= job_spec(workload)["completions"]
     for event in events:
         if _time_of(event) < str(workload["metadata"].get("creationTimestamp") or ""):
             continue

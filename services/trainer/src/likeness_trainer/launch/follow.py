@@ -119,8 +119,7 @@ class Follower:
         if started >= nodes:
             self._all_started = True
         if pods:
-            self._tell(f"{started} of {nodes} pods have started" if nodes > 1 else f"pod {pods[0]['metadata']['name']}: "
-                       f"{'started' if started else 'waits to start'}")  # fmt: skip
+            self._tell(f"{started} of {nodes} pod{'s' * (nodes > 1)} {'has' if nodes == 1 else 'have'} started")
         self._tell_troubles()
         pod = newest(pods, self._index)
         if pod is not None and has_started(pod):
@@ -163,9 +162,8 @@ class Follower:
         if self._all_started or is_suspended(self._workload):
             self._waiting_since = time.monotonic()
         elif self._start_timeout_s and time.monotonic() - self._waiting_since > self._start_timeout_s:
-            causes = (
-                "\n  ".join(dict.fromkeys(troubles(self._workload, self._pods, self._events))) or "no cause was told"
-            )
+            found = dict.fromkeys(troubles(self._workload, self._pods, self._events))
+            causes = "\n  ".join(found) or "no cause was told"
             raise errors.PodsCannotStartError(
                 f"the pods of run {self._name} have not all started in {self._start_timeout_s:g} seconds:\n  {causes}\n"
                 f"The job stays. Wait on with `likeness-trainer logs {self._name} --follow`, or remove it with "

@@ -15,8 +15,8 @@ STEP = re.compile(r"^step (\d+)/(\d+)\b")
 """The line that the trainer writes after each step, when it has no terminal."""
 
 
-def state_of(workload: Manifest, pods: Iterable[Manifest]) -> str:
-    """Returns ended, failed, stopping, queued, starting or running."""
+def state_of(workload: Manifest, pods: Iterable[Manifest] | None) -> str:
+    """Returns ended, failed, stopping, queued, starting or running; without pods, as the status of the run counts."""
     ended = verdict(workload, ())
     if ended is not None:
         return "ended" if ended.succeeded else "failed"
@@ -24,8 +24,17 @@ def state_of(workload: Manifest, pods: Iterable[Manifest]) -> str:
         return "stopping"
     if is_suspended(workload):
         return "queued"
+    if pods is None:
+        return "running" if _says_running(workload) else "starting"
     running = sum(pod.get("status", {}).get("phase") == "Running" and has_started(pod) for pod in pods)
     return "running" if running >= job_spec(workload)["completions"] else "starting"
+
+
+def _says_running(workload: Manifest) -> bool:
+    status = workload.get("status", {})
+    if workload["kind"] == "Job":
+        return int(status.get("ready") or 0) >= int(job_spec(workload)["completions"])
+    return any(int(job.get("ready") or 0) > 0 for job in status.get("replicatedJobsStatus", []))
 
 
 def last_step(lines: Iterable[str]) -> str | None:
@@ -37,7 +46,7 @@ def summary(workload: Manifest, pods: list[Manifest] | None) -> dict[str, Any]:
     """Returns a run in one line of values.
 
     Args:
-        pods: of the run; without them the state of one that has not ended is that of its pods in the Job's own status.
+        pods: of the run; without them its own status tells whether it runs.
     """
     spec = job_spec(workload)
     container = spec["template"]["spec"]["containers"][0]
@@ -46,7 +55,7 @@ def summary(workload: Manifest, pods: list[Manifest] | None) -> dict[str, Any]:
     return {
         "name": workload["metadata"]["name"],
         "kind": workload["kind"],
-        "state": state_of(workload, pods or ()),
+        "state": state_of(workload, pods),
         "nodes": spec["completions"],
         "gpus_per_node": sum(int(value) for key, value in limits.items() if key not in {"memory", "cpu"}),
         "image": container["image"],
