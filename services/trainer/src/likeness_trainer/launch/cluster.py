@@ -174,14 +174,14 @@ class Cluster:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         core = client.CoreV1Api(self.api)
         options = {"field_manager": MANAGER, "field_validation": "Strict", "dry_run": dry_run, "_content_type": APPLY}
+        calls: dict[str, Call] = {
+            "ConfigMap": core.patch_namespaced_config_map,
+            "Service": core.patch_namespaced_service,
+        }
+        call = calls.get(kind, client.CustomObjectsApi(self.api).patch_namespaced_custom_object)
         if kind in WORKLOADS:
-            group, version, plural = WORKLOADS[kind]
-            call, arguments = client.CustomObjectsApi(self.api).patch_namespaced_custom_object, (group, version)
-            options |= {"plural": plural}
-        else:
-            calls = {"ConfigMap": core.patch_namespaced_config_map, "Service": core.patch_namespaced_service}
-            call, arguments = calls[kind], ()
-        answer, tries = self._sent(f"apply {kind} {name}", call, *arguments, name=name, body=manifest, **options)
+            options |= dict(zip(("group", "version", "plural"), WORKLOADS[kind], strict=True))
+        answer, tries = self._sent(f"apply {kind} {name}", call, name=name, body=manifest, **options)
         return json.loads(answer.data), answer.status == 201 or tries > 1
 
     def _require_free(self, workload: Manifest) -> None:

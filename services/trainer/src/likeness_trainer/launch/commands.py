@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from likeness_trainer.launch.cluster import Cluster
 
 APPLIED_BY_HAND = """\
-# `likeness-trainer submit` lets the Job own the other objects. Created by hand they stay when it goes: delete all of them.
+# Submitted, the other objects belong to the Job and go with it. Created by hand they stay: delete all of them.
 """
 STEP_LINES = 200
 """Lines of the end of the log among which `status` looks for the last step."""

@@ -13,7 +13,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.watch.watch import iter_resp_lines
 
-from likeness_trainer.launch.cluster import Cluster
+from likeness_trainer.launch.cluster import Call, Cluster
 from likeness_trainer.launch.pod import CONTAINER
 from likeness_trainer.launch.watch import Patience
 
@@ -117,7 +117,7 @@ class FollowedLog:
             opened.release_conn()
 
     def _has_ended(self) -> bool:
-        read = client.CoreV1Api(self._cluster.api).read_namespaced_pod
+        read: Call = client.CoreV1Api(self._cluster.api).read_namespaced_pod
         answer = read(self.pod, self._cluster.namespace, _preload_content=False, _request_timeout=(10.0, 30.0))
         return json.loads(answer.data).get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
