@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from likeness_trainer.errors import ConfigError, TrainerError
+from likeness_trainer.launch.options import add_commands as add_cluster_commands
 
 MOST_CHANGED = {
     "what and where": (
@@ -54,11 +55,12 @@ EXAMPLES = """examples:
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --set data.metadata=videos/metadata.csv
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --resume
   likeness-trainer report runs/likeness
+  likeness-trainer submit recipes/wan2.2-i2v-a14b.yaml --nodes 2 --gpus-per-node 8 --image IMAGE --dry-run
 """
 
 
 def main() -> None:
-    """Runs a command; errors that the user can mend are printed without a traceback and give exit codes 1, 2 or 75."""
+    """Runs a command; errors that the user can mend are told without a traceback, each with its exit code."""
     arguments = build_parser().parse_args()
     logging.basicConfig(
         level=logging.DEBUG if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s"
@@ -99,6 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_report(commands)
     _add_data(commands)
+    add_cluster_commands(commands)
     return parser
 
 
