@@ -14,7 +14,7 @@ from likeness_trainer.reward_link import RewardLink
 from likeness_trainer.run.checkpoint import reward_fingerprint_of
 from likeness_trainer.run.folder import RunFolder
 from likeness_trainer.run.trackers import require_trackers
-from likeness_trainer.wan.model_files import require_model_files
+from likeness_trainer.wan.model_files import require_base_loras, require_model_files
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def check_run(
         _require_equal_parts(config, ranks.world_size)
         require_trackers(config.tracking)
         require_model_files(config.model.model_paths, config.model.tokenizer_path)
+        require_base_loras([lora.path for lora in config.model.base_loras])
         dataset = load_dataset(config.data)
         held_out = load_held_out(config)
         link = RewardLink(config.reward)
@@ -92,11 +93,6 @@ def _require_equal_parts(config: TrainConfig, world_size: int) -> None:
         raise ConfigError(
             f"algorithm.groups_per_step is {groups}, which {world_size} ranks cannot share equally; "
             f"choose a multiple of {world_size}"
-        )
-    if world_size > 1 and config.algorithm.name != "policy_gradient":
-        raise ConfigError(
-            f"algorithm.name is {config.algorithm.name}, which runs on one rank only, not on {world_size}; "
-            "choose policy_gradient or start one process"
         )
 
 

@@ -26,7 +26,7 @@ from likeness_trainer.learn.update import ScoredTrajectory, objective_terms
 from likeness_trainer.wan.model_config import WanModelConfig
 from likeness_trainer.wan.model_files import ModelPaths
 from likeness_trainer.wan.module import Conditioning, WanModule
-from likeness_trainer.wan.sampler_config import SamplerConfig
+from likeness_trainer.wan.sampler_config import GuidanceScale, SamplerConfig
 
 
 class RewardScorer(Protocol):
@@ -62,6 +62,10 @@ class ModuleOptions(BaseModel):
     """`cps` or `flow_sde`."""
     noise_level: float = 0.7
     """Fresh noise in the stochastic steps."""
+    guidance_scale: GuidanceScale = 1.0
+    """Classifier-free guidance; for two experts also a mapping of dit and dit2."""
+    negative_prompt: str = ""
+    """What guidance leads away from."""
     group_size: int = 4
     """Samples compared with each other in one forward."""
     branch_batch: int = 1

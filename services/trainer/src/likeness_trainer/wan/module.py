@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from likeness_trainer.wan import lora
+from likeness_trainer.wan.base_lora import merge_base_loras
 from likeness_trainer.wan.decoding import decode_latent_frames, to_uint8_rgb
 from likeness_trainer.wan.loading import load_pipeline
 from likeness_trainer.wan.model_config import EXPERTS, WanModelConfig
@@ -42,6 +43,8 @@ class Conditioning:
     """Keyword arguments of DiffSynth's model function, tensors of batch 1."""
     latent_shape: tuple[int, int, int, int]
     """C, T, h, w."""
+    negative_inputs: dict[str, Any] = field(default_factory=dict)
+    """What differs in `inputs` for the negative prompt; empty where the sampler is not guided."""
 
     @property
     def first_frame_latents(self) -> Tensor | None:
@@ -50,8 +53,11 @@ class Conditioning:
 
     def to(self, device: torch.device | str) -> Conditioning:
         """Returns the same conditioning with its tensors on a device."""
-        moved = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in self.inputs.items()}
-        return Conditioning(moved, self.latent_shape)
+        moved, negative = (
+            {key: value.to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+            for inputs in (self.inputs, self.negative_inputs)
+        )
+        return Conditioning(moved, self.latent_shape, negative)
 
 
 class WanModule(nn.Module):
@@ -67,6 +73,9 @@ class WanModule(nn.Module):
         self.pipe = load_pipeline(
             config.model_paths, config.tokenizer_path, self.dtype, self.device, config.architecture
         )
+        if isinstance(sampler.guidance_scale, dict) and self.pipe.dit2 is None:
+            raise ValueError("sampler.guidance_scale names dit2, but model_paths holds one DiT only; give one number")
+        self.base_loras = merge_base_loras(self.pipe, config.base_loras)
         self.trained_experts = self._choose_experts()
         for name in self.trained_experts:
             lora.inject_lora(
@@ -123,17 +132,18 @@ class WanModule(nn.Module):
             image = None  # text-to-video: the picture serves as identity only
         shared = {
             "input_image": image, "end_image": None, "num_frames": num_frames, "height": height, "width": width,
-            "tiled": False, "tile_size": (30, 52), "tile_stride": (15, 26), "cfg_scale": 1.0,
+            "tiled": False, "tile_size": (30, 52), "tile_stride": (15, 26),
+            "cfg_scale": 2.0 if self.sampler.guided else 1.0,  # DiffSynth encodes the negative prompt unless it is 1
             "latents": torch.zeros(1, *shape, device=self.device, dtype=self.dtype),
         }  # fmt: skip
         positive: dict[str, Any] = {"prompt": prompt, "positive": True}
-        negative: dict[str, Any] = {"negative_prompt": "", "positive": False}
+        negative: dict[str, Any] = {"negative_prompt": self.sampler.negative_prompt, "positive": False}
         for unit in self.pipe.units:
             if isinstance(unit, CONDITIONING_UNITS):
                 shared, positive, negative = self.pipe.unit_runner(unit, self.pipe, shared, positive, negative)
         names = ("y", "clip_feature", "fuse_vae_embedding_in_latents", "first_frame_latents")
         inputs = {"context": positive["context"], **{name: shared[name] for name in names if name in shared}}
-        return Conditioning(inputs, shape)
+        return Conditioning(inputs, shape, {"context": negative["context"]} if self.sampler.guided else {})
 
     def _check_shape(self, num_frames: int, height: int, width: int) -> None:
         if num_frames < 1 or num_frames % 4 != 1:
@@ -148,23 +158,37 @@ class WanModule(nn.Module):
     def velocity(self, latents: Tensor, step: int, conditioning: Conditioning) -> Tensor:
         """Returns the predicted velocity at a step of the chain: float32 [B, C, T, h, w], with gradient when enabled.
 
+        With a guidance scale ``g`` other than 1 it is ``v_neg + g (v - v_neg)``, where ``v_neg`` is predicted for the
+        negative prompt (classifier-free guidance, arXiv 2207.12598); both predictions are part of the graph.
+
         Args:
             latents: float32 [B, C, T, h, w]; the batch shares one conditioning.
         """
+        velocity = self._evaluate(latents, step, conditioning.inputs)
+        scale = self.sampler.guidance_scale_of(self.expert_name(step))
+        if scale == 1.0:
+            return velocity
+        if not conditioning.negative_inputs:
+            raise ValueError("the conditioning holds no negative prompt: it was encoded by a model without guidance")
+        negative = self._evaluate(latents, step, {**conditioning.inputs, **conditioning.negative_inputs})
+        return negative + scale * (velocity - negative)
+
+    def _evaluate(self, latents: Tensor, step: int, inputs: dict[str, Any]) -> Tensor:
+        """Returns what the expert of a step predicts from inputs of batch 1: float32 [B, C, T, h, w]."""
         batch = latents.shape[0]
-        inputs = {
+        expanded = {
             key: value.expand(batch, *value.shape[1:]) if isinstance(value, Tensor) else value
-            for key, value in conditioning.inputs.items()
+            for key, value in inputs.items()
         }
         timestep = torch.tensor([self.schedule.timestep(step)], dtype=self.dtype, device=self.device)
         checkpointing = self.config.use_gradient_checkpointing and torch.is_grad_enabled()
-        result = self.pipe.model_fn(
+        result: Tensor = self.pipe.model_fn(
             dit=getattr(self.pipe, self.expert_name(step)),
             latents=latents.to(self.device, self.dtype),
             timestep=timestep,
             use_gradient_checkpointing=checkpointing,
             use_gradient_checkpointing_offload=checkpointing and self.config.use_gradient_checkpointing_offload,
-            **inputs,
+            **expanded,
         )
         return result.float()
 
