@@ -26,12 +26,12 @@ def project(composition: Callable[..., Composition], triton_image: str, token_fi
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A painted video and a picture of the person in it."""
+    """A painted video, and one of another person who is looked for in it."""
     dataset = pytest.importorskip("likeness_toyworld.dataset", reason="the toy world is not installed")
     folder = tmp_path_factory.mktemp("people")
-    dataset.write_dataset(folder, 1, 0)
-    (video,), (photo,) = sorted(folder.rglob("*.mp4")), sorted(folder.rglob("*.png"))
-    return video, photo
+    dataset.write_dataset(folder, 2, 0)
+    first, second = sorted(folder.glob("*.mp4"))
+    return first, second
 
 
 def scored(clip: tuple[Path, Path], *where: str) -> Any:
@@ -53,7 +53,10 @@ def test_rewards_are_those_of_the_pack(project: Composition, clip: tuple[Path, P
     assert scored(clip, *served(project, token_file)) == scored(clip, "--pack", str(TOY_PACK))
 
 
-def test_images_go_through_memory_that_triton_sees(project: Composition, engine: Engine) -> None:
+def test_images_go_through_memory_that_triton_sees(
+    project: Composition, engine: Engine, clip: tuple[Path, Path], token_file: Path
+) -> None:
+    scored(clip, *served(project, token_file))
     names = engine("exec", project.container("triton"), "ls", "/dev/shm").split()
     assert any(name.startswith("likeness-") for name in names)
     assert "images go there in shared memory" in project("logs", "--no-color", "reward")
