@@ -28,8 +28,8 @@ $(TRITON)/.complete: requirements-triton.txt
 test: setup $(TRITON)/.complete  ## run every test
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest $(TEST_ARGS)
 
-test-deploy: setup  ## the composition for real; needs Docker, Compose v2 and built images (docker compose build)
-	$(BIN)/pytest tests/deploy $(TEST_ARGS)
+test-deploy: setup $(TRITON)/.complete  ## images and compositions for real, the chart, and submit; root without a Docker engine starts one
+	LIKENESS_DEPLOY=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest tests/deploy tests/trainer/launch $(TEST_ARGS)
 
 fuzz: setup  ## 200,000 changed messages, streams and images, and 20,000 changed videos, against a real server
 	LIKENESS_FUZZ_EXAMPLES=$${LIKENESS_FUZZ_EXAMPLES:-100000} OMP_NUM_THREADS=1 $(BIN)/pytest --timeout 7200 tests/reward/faults/test_abuse.py -k changed

@@ -1,43 +1,42 @@
 """What the chart's containers are told is run for real: same words, same environment, Secrets as files."""
 
 import contextlib
-import hashlib
-import http.server
-import io
 import os
 import socket
 import subprocess
 import sys
-import tarfile
-import threading
-import time
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import trustme
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
 toyworld = pytest.importorskip("likeness_toyworld", reason="the toy world is not installed")
 
+from chart_containers import (  # noqa: E402
+    REWARD_POD,
+    Here,
+    await_probe,
+    environment_of,
+    metrics_of,
+    probe,
+    reward_values,
+    serve,
+    toy_fingerprint,
+)
 from local_triton import NoTriton, TritonProcess, free_ports, installed_triton  # noqa: E402
 from rendered_chart import (  # noqa: E402
-    CHART,
     NAMESPACE,
     SHAPES,
-    Manifest,
     Pod,
     find,
     objects_of,
     pod,
     pods_of,
     render,
-    values_of,
 )
 
 from likeness_reward import errors  # noqa: E402
@@ -48,45 +47,7 @@ from likeness_trainer.config import TrainConfig, load_config  # noqa: E402
 from likeness_trainer.reward_link import RewardLink  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-START_S = 60
-REWARD_POD = "Deployment/likeness-reward"
 HEADLESS = f"likeness-reward-headless.{NAMESPACE}.svc"
-
-
-class Here:
-    """Folders of this machine in place of a pod's mounts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.mounts: dict[str, Path] = {}
-
-    def mount(self, each: Pod, secrets: dict[str, dict[str, bytes]]) -> None:
-        """Lays out a pod's Secrets, each key under the path that the pod gives it, and empty folders for the rest."""
-        volumes = {volume["name"]: volume for volume in each.spec["volumes"]}
-        for container in each.containers:
-            for mount in container["volumeMounts"]:
-                target = self.folder / mount["mountPath"].strip("/")
-                target.mkdir(parents=True, exist_ok=True)
-                self.mounts[mount["mountPath"]] = target
-                secret = volumes[mount["name"]].get("secret")
-                for item in secret["items"] if secret else ():
-                    (target / item["path"]).write_bytes(secrets[secret["secretName"]][item["key"]])
-
-    def word(self, text: str) -> str:
-        """Returns a word of a command line with this machine's paths."""
-        for path in sorted(self.mounts, key=len, reverse=True):
-            for before in ("", "="):
-                if before + path in text and (before or text.startswith(path)):
-                    return text.replace(before + path, before + str(self.mounts[path]), 1)
-        return text
-
-
-def environment_of(container: Manifest) -> dict[str, str]:
-    """Returns what a container's process sees beside the image's variables."""
-    image = {"LIKENESS_REWARD_PACK": "/packs/default"}  # of services/reward/Dockerfile
-    given = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIKENESS_")}
-    return inherited | image | given
 
 
 @pytest.fixture
@@ -107,55 +68,6 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.wait(10)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def await_probe(port: int, service: str, process: subprocess.Popen[str]) -> None:
-    """Returns once a gRPC probe succeeds."""
-    give_up_at = time.monotonic() + START_S
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        while time.monotonic() < give_up_at:
-            if process.poll() is not None:
-                raise AssertionError(process.stdout.read() if process.stdout else "ended")
-            with contextlib.suppress(grpc.RpcError):
-                request = health_pb2.HealthCheckRequest(service=service)
-                if health_pb2_grpc.HealthStub(channel).Check(request, timeout=1).status == 1:
-                    return
-            time.sleep(0.05)
-    raise AssertionError(f"nothing SERVING on port {port} within {START_S} s")
-
-
-def probe(container: Manifest, name: str) -> tuple[int, str]:
-    """Returns port and service of a gRPC probe."""
-    return container[name]["grpc"]["port"], container[name]["grpc"].get("service", "")
-
-
-def reward_values(shape: str, **more: Any) -> Manifest:
-    """Returns the values of a shape with free ports."""
-    values = values_of(shape)
-    grpc_port, health, metrics = free_ports(3)
-    reward = values.setdefault("reward", {})
-    reward.update({"ports": {"grpc": grpc_port, "health": health, "metrics": metrics}, **more})
-    return values
-
-
-def serve(start: Any, here: Here, values: Manifest, secrets: dict[str, dict[str, bytes]]) -> tuple[Any, Manifest]:
-    """Starts the reward container of these values on the toy pack; returns process and container once it is ready."""
-    each = pod(render(values), REWARD_POD)
-    here.mount(each, secrets)
-    here.mounts["/packs/default"] = Path(toyworld.face_pack_path())
-    container = each.container("reward")
-    command = [sys.executable, "-m", "likeness_reward", *map(here.word, container["args"])]
-    process = start(command, environment_of(container))
-    await_probe(*probe(container, "readinessProbe"), process)
-    for name in ("startupProbe", "livenessProbe"):
-        await_probe(*probe(container, name), process)
-    return process, container
-
-
-def metrics_of(values: Manifest) -> str:
-    """Returns what Prometheus would read."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{values['reward']['ports']['metrics']}/metrics") as answer:
-        return str(answer.read().decode())
 
 
 def test_the_embedded_pod_serves_and_drains(start, tmp_path: Path) -> None:
@@ -337,13 +249,6 @@ def test_triton_and_the_service_beside_it_run_as_told(start, here: Here, tmp_pat
     assert triton.wait(30) == 0, "Triton ends in order within its time"
 
 
-def toy_fingerprint() -> str:
-    """Returns the fingerprint of the toy pack."""
-    from likeness_reward.pack.pack import load_pack
-
-    return load_pack(Path(toyworld.face_pack_path())).fingerprint
-
-
 def start_triton(start: Any, binary: Path, stub: Path, folder: Path, words: list[str]) -> subprocess.Popen[str]:
     """Starts the wheel's tritonserver with a container's words, and what this wheel and machine need beside them."""
     backend = TritonProcess.lay_out_backend(folder, binary, stub)
@@ -351,116 +256,3 @@ def start_triton(start: Any, binary: Path, stub: Path, folder: Path, words: list
     prefix = f"--backend-config=python,shm-region-prefix-name=likeness_chart_{os.getpid()}_"
     command = [str(binary / "bin" / "tritonserver"), *words, *own, prefix]
     return start(command, os.environ | TritonProcess.libraries(binary))
-
-
-class Packs(http.server.BaseHTTPRequestHandler):
-    """Serves archives from memory to who knows the word."""
-
-    files: dict[str, bytes] = {}
-
-    def do_GET(self) -> None:
-        if self.headers.get("Authorization") != "Bearer pack":
-            self.send_error(401)
-            return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.files[self.path])
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-def archives() -> dict[str, bytes]:
-    """Returns the toy pack as InsightFace ships packs: flat in a zip, in a folder of a tar; and an archive without."""
-    flat, nested, empty = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    files = sorted(path for path in Path(toyworld.face_pack_path()).iterdir() if path.is_file())
-    with zipfile.ZipFile(flat, "w") as archive:
-        for file in files:
-            archive.write(file, file.name)
-    with tarfile.open(fileobj=nested, mode="w:gz") as archive:
-        for file in files:
-            archive.add(file, f"toy/{file.name}")
-    with zipfile.ZipFile(empty, "w") as archive:
-        archive.writestr("README", "no networks")
-    return {"/pack.zip": flat.getvalue(), "/pack.tar.gz": nested.getvalue(), "/empty.zip": empty.getvalue()}
-
-
-@pytest.fixture
-def pack_server() -> Iterator[str]:
-    """Address of a server with the archives."""
-    Packs.files = archives()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Packs) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def fetch(url: str, sha256: str, here: Here, authorization: str = "Bearer pack") -> subprocess.CompletedProcess[str]:
-    """Runs the init container that fetches the pack."""
-    values = values_of("secured")
-    values["reward"]["pack"]["download"] |= {"url": url, "sha256": sha256}
-    objects = render(values)
-    each = pod(objects, REWARD_POD)
-    here.mount(each, {name: {"bearer": b"", "tls.crt": b"", "tls.key": b"", "ca.crt": b""} for name in SECRET_NAMES})
-    container = each.container("fetch-pack")
-    for name, text in find(objects, "ConfigMap", "likeness-pack-script")["data"].items():
-        (here.mounts["/scripts"] / name).write_text(text)
-    command = [here.word(word) for word in (*container["command"], *container["args"])]
-    environment = os.environ | {container["env"][0]["name"]: authorization}
-    return subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True, text=True)
-
-
-SECRET_NAMES = ("likeness-token", "likeness-reward-tls", "likeness-clients-ca")
-
-
-@pytest.mark.parametrize("name", ["/pack.zip", "/pack.tar.gz"])
-def test_a_downloaded_pack_is_the_pack(name: str, pack_server: str, here: Here) -> None:
-    digest = hashlib.sha256(Packs.files[name]).hexdigest()
-    done = fetch(pack_server + name, digest.upper(), here)
-    assert done.returncode == 0, done.stderr
-    from likeness_reward.pack.pack import load_pack
-
-    assert load_pack(here.mounts["/packs"] / "default").fingerprint == toy_fingerprint()
-    assert [path.name for path in here.mounts["/packs"].iterdir()] == ["default"]
-    Packs.files[name] = b"another archive"
-    again = fetch(pack_server + name, digest, here)
-    assert (again.returncode, "is there already" in again.stdout) == (0, True)
-
-
-def test_a_pack_that_is_not_the_one_asked_for_is_refused(pack_server: str, here: Here) -> None:
-    wrong = fetch(f"{pack_server}/pack.zip", "0" * 64, here)
-    found = hashlib.sha256(Packs.files["/pack.zip"]).hexdigest()
-    assert wrong.returncode == 1
-    assert f"its SHA-256 is {found}, expected was {'0' * 64}" in wrong.stderr
-    empty = fetch(f"{pack_server}/empty.zip", hashlib.sha256(Packs.files["/empty.zip"]).hexdigest(), here)
-    assert "one folder with *.onnx is expected, found none" in empty.stderr
-    stranger = fetch(f"{pack_server}/pack.zip", found, here, authorization="Bearer wrong")
-    assert "HTTP Error 401" in stranger.stderr
-    assert list(here.mounts["/packs"].iterdir()) == [], "nothing is left behind"
-
-
-def started(run_dir: Path, words: list[str], **environment: str) -> list[str]:
-    """Returns what the start script runs, one word a line; `words` is a command that prints its own."""
-    command = ["sh", str(CHART / "files" / "start_run.sh"), *words]
-    done = subprocess.run(
-        command, env=os.environ | environment | {"RUN_DIR": str(run_dir)}, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
-
-
-def test_a_run_goes_on_when_it_has_begun(tmp_path: Path) -> None:
-    words = ["printf", "%s\\n", "train", "a b"]
-    assert started(tmp_path, words) == ["train", "a b"]
-    (tmp_path / "config.yaml").touch()
-    assert started(tmp_path, words) == ["train", "a b", "--resume"]
-
-
-@pytest.mark.parametrize(("index", "is_host"), [("0", "true"), ("1", "false")])
-def test_the_first_pod_keeps_the_rendezvous(index: str, is_host: str, tmp_path: Path) -> None:
-    torchrun = tmp_path / "torchrun"
-    torchrun.write_text('#!/bin/sh\nprintf "%s\\n" torchrun "$@"\n')
-    torchrun.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    words = ["torchrun", "--nnodes=2", "-m", "likeness_trainer"]
-    told = started(tmp_path, words, PATH=path, RENDEZVOUS="c10d", JOB_COMPLETION_INDEX=index)
-    assert told == ["torchrun", f"--rdzv-conf=is_host={is_host}", "--nnodes=2", "-m", "likeness_trainer"]
