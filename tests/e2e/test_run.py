@@ -235,6 +235,11 @@ def test_every_option_resumes_bit_for_bit(run_here, server, tmp_path, more) -> N
     assert all(line["ratio_deviation_first"] == 0.0 for line in records(tmp_path / "whole"))
 
 
+def test_what_leaves_the_device_changes_no_bit_of_a_run(run_here, server, undisturbed, tmp_path) -> None:
+    run_here(tmp_path / "run", server.endpoint, "memory.swap_idle_expert=true", "memory.drop_encoders=false")
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
 def test_a_model_file_that_is_not_there_is_named_and_leaves_no_folder(run_here, server, tmp_path) -> None:
     with pytest.raises(ModelLoadError, match=r"vae: .*absent\.safetensors"):
         run_here(tmp_path / "run", server.endpoint, f"model.model_paths.vae={tmp_path / 'absent.safetensors'}")

@@ -33,6 +33,7 @@ MOST_CHANGED = {
     "memory and speed": (
         ("algorithm.branch_batch", "samples in one DiT evaluation"),
         ("model.use_gradient_checkpointing", "recompute instead of keeping activations"),
+        ("memory.swap_idle_expert", "one of two experts on the device at a time (docs/scale.md)"),
         ("model.torch_dtype", "precision of the frozen weights"),
         ("data.num_frames", "4n + 1"),
     ),

@@ -196,13 +196,18 @@ class Evaluation:
     def __post_init__(self) -> None:
         self.prompts: list[PreparedPrompt] = []
 
-    def before(self, start: int) -> None:
-        """Samples the pairs with the untouched model, unless a resumed run already did."""
+    def prepare(self) -> None:
+        """Encodes the people; call it before `before`, while the model has its encoders."""
         if self.dataset is None:
             return
         people = min(len(self.dataset), self.config.evaluation.pairs)
         with self.progress.counting("preparing held-out people", len(self.ranks.even_share(people))) as advance:
             self.prompts = prepare_prompts(self.model, self.link, self.dataset, people, advance, self.ranks)
+
+    def before(self, start: int) -> None:
+        """Samples the pairs with the untouched model, unless a resumed run already did."""
+        if self.dataset is None:
+            return
         done = self.folder.samples / "held_out_before.npz"
         if self.ranks.from_first(lambda: start == 0 or not done.is_file()):
             with self.model.without_adapters():
@@ -246,6 +251,9 @@ def evaluate_run(folder: RunFolder, config: TrainConfig, progress: RunProgress) 
     server = link.connect()
     model = load_trained(folder, config)
     evaluation = Evaluation(config, folder, link, model, held_out, server.pack_name, progress)
+    evaluation.prepare()
+    if config.memory.drop_encoders:
+        model.drop_encoders()
     evaluation.before(start=0)
     folder.write_summary({**folder.read_summary(), **evaluation.after()})
     write_report(folder.path)

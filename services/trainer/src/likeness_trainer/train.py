@@ -73,6 +73,9 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
     with progress.counting("preparing prompts", len(ranks.even_share(len(ready.dataset)))) as advance:
         prompts = prepare_prompts(model, link, ready.dataset, None, advance, ranks)
     evaluation = Evaluation(config, folder, link, model, ready.held_out, server.pack_name, progress, ranks)
+    evaluation.prepare()
+    if config.memory.drop_encoders:
+        model.drop_encoders()
     evaluation.before(start)
 
     retention = Retention(config.keep_checkpoints, config.keep_every)
@@ -347,7 +350,7 @@ def load_model(config: TrainConfig, ranks: Ranks) -> WanModule:
     """Returns the model on this rank's device; with sharding each rank keeps its part of the DiTs there."""
     device = ranks.device_of(config.model.device)
     first = "cpu" if ranks.sharded else device  # no GPU need hold all weights of a model that will be sharded
-    model = WanModule(config.model.model_copy(update={"device": first}), config.sampler, seed=config.seed)
+    model = WanModule(config.model.model_copy(update={"device": first}), config.sampler, config.seed, config.memory)
     if ranks.sharded:
         shard_experts(model, ranks.mesh(), device)
     return model

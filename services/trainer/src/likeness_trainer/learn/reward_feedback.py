@@ -8,6 +8,7 @@ the pixel range count as the identity.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -90,14 +91,16 @@ def sample_in_graph(
     Raises:
         NonFiniteFramesError: a pixel is NaN or infinite.
     """
-    latents, kl = _window_in_graph(model, conditioning, noise, config)
     chunks: list[Tensor] = []
     first_frame = 0
-    for chunk in decode_latent_frames(model.pipe.vae, latents, checkpointing=_checkpoints(model)):
-        for row, frames in enumerate(to_uint8_rgb(chunk.detach())):
-            sink(row, first_frame, frames)
-        first_frame += chunk.shape[2]
-        chunks.append(chunk)
+    offloads = _checkpoints(model) and model.config.use_gradient_checkpointing_offload
+    with torch.autograd.graph.save_on_cpu() if offloads else nullcontext():
+        latents, kl = _window_in_graph(model, conditioning, noise, config)
+        for chunk in decode_latent_frames(model.pipe.vae, latents, checkpointing=_checkpoints(model)):
+            for row, frames in enumerate(to_uint8_rgb(chunk.detach())):
+                sink(row, first_frame, frames)
+            first_frame += chunk.shape[2]
+            chunks.append(chunk)
     return FeedbackVideo(torch.cat(chunks, dim=2), kl)
 
 
