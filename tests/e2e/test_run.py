@@ -224,9 +224,13 @@ def test_videos_that_are_not_finite_skip_the_step(run_here, server, undisturbed,
     [
         ("sampler.stochastic_step=flow_sde", "algorithm.ratio=guard", "algorithm.scale=batch"),
         ("algorithm.window=one", "algorithm.baseline=leave_one_out", "optimizer.ema_decay=0.9"),
-        ("algorithm.reward_weights={identity: 1, coverage: 0.5}", "algorithm.kl_target=0.01", "algorithm.credit=video"),
+        (
+            "algorithm.reward_weights={identity: 1, coverage: 0.5, motion: 0.5}",
+            "algorithm.kl_target=0.01",
+            "algorithm.credit=video",
+        ),
     ],
-)
+)  # fmt: skip
 def test_every_option_resumes_bit_for_bit(run_here, server, tmp_path, more) -> None:
     run_here(tmp_path / "whole", server.endpoint, *more)
     run_here(tmp_path / "halves", server.endpoint, "steps=2", *more)

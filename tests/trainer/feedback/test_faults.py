@@ -23,7 +23,7 @@ ALGORITHM = PolicyGradientConfig(name="reward_feedback")
 @pytest.fixture
 def prompt(module: Any, conditioning: Any, person_frames: np.ndarray, scorer: Any) -> PreparedPrompt:
     identity = scorer.embed_identity(list(person_frames))
-    return PreparedPrompt(1, "a portrait of a person", conditioning.to("cpu"), identity, 9, 64, 64)
+    return PreparedPrompt(1, "a portrait of a person", conditioning.to("cpu"), identity, None, 9, 64, 64)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ MOST_CHANGED = {
         ("algorithm.window", "all or one"),
         ("algorithm.credit", "latent_frame or video"),
         ("algorithm.ratio", "standard or guard"),
-        ("algorithm.reward_weights", "components of the reward, for example {identity: 1, coverage: 0.2}"),
+        ("algorithm.reward_weights", "components of the reward, for example {identity: 1, motion: 0.5}"),
     ),
 }
 """Settings listed by `train --help`, the most changed first."""

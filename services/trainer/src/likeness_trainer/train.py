@@ -285,7 +285,8 @@ def roll_out(
 ) -> Rollout:
     """Samples one group; each chunk of frames goes out as the VAE finishes it, while the next branch is computed."""
     algorithm = config.algorithm
-    group = link.open_group(prompt.identity, algorithm.group_size, (prompt.num_frames, prompt.height, prompt.width))
+    shape = (prompt.num_frames, prompt.height, prompt.width)
+    group = link.open_group(prompt.identity, algorithm.group_size, shape, reference_motion=prompt.reference_motion)
     preview: list[NDArray[np.uint8]] = []
 
     def send(sample: int, first_frame: int, frames: NDArray[np.uint8]) -> None:

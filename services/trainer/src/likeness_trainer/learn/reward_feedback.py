@@ -211,7 +211,7 @@ def _backpropagate_prompt(
     config = algorithm.feedback
     options = feedback_options(link.config.score_options(), algorithm, link.config.gradient_encoding)
     shape = (prompt.num_frames, prompt.height, prompt.width)
-    group = link.open_group(prompt.identity, config.samples, shape, options)
+    group = link.open_group(prompt.identity, config.samples, shape, options, prompt.reference_motion)
     preview: list[NDArray[np.uint8]] = []
 
     def send(sample: int, first_frame: int, frames: NDArray[np.uint8]) -> None:
