@@ -11,10 +11,10 @@ import torch
 from likeness_reward import gradient_wire
 from likeness_trainer.config import OptimizerConfig
 from likeness_trainer.errors import RewardRejectedError
+from likeness_trainer.learn.feedback_update import FeedbackUpdate, backpropagate_rewards
 from likeness_trainer.learn.learner import Learner
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.prompts import PreparedPrompt
-from likeness_trainer.learn.reward_feedback import FeedbackUpdate, backpropagate_rewards
 from likeness_trainer.reward_link import RewardConfig, RewardLink
 
 ALGORITHM = PolicyGradientConfig(name="reward_feedback")

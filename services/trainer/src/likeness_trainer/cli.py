@@ -10,8 +10,10 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from likeness_trainer.errors import ConfigError, TrainerError
+from likeness_trainer.launch.options import add_commands as add_cluster_commands
 
 MOST_CHANGED = {
     "what and where": (
@@ -55,11 +57,30 @@ EXAMPLES = """examples:
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --set data.metadata=videos/metadata.csv
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --resume
   likeness-trainer report runs/likeness
+  likeness-trainer submit recipes/wan2.2-i2v-a14b.yaml --nodes 2 --gpus-per-node 8 --image IMAGE --dry-run
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells how a setting is given when one was given as an option."""
+
+    def error(self, message: str) -> NoReturn:
+        start = "unrecognized arguments: --"
+        if message.startswith(start):
+            name, _, rest = message.removeprefix(start).replace("=", " ").partition(" ")
+            message += _as_setting(name.replace("-", "_"), rest.split(" ")[0])
+        super().error(message)
+
+
+def _as_setting(name: str, value: str) -> str:
+    from likeness_trainer.config import setting_keys
+
+    keys = [key for key in setting_keys() if name in (key, key.rpartition(".")[2])]
+    return f"; settings of the recipe are given as --set {keys[0]}={value or 'VALUE'}" if keys else ""
+
+
 def main() -> None:
-    """Runs a command; errors that the user can mend are printed without a traceback and give exit codes 1, 2 or 75."""
+    """Runs a command; errors that the user can mend are told without a traceback, each with its exit code."""
     arguments = build_parser().parse_args()
     logging.basicConfig(
         level=logging.DEBUG if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s"
@@ -85,7 +106,7 @@ def _told(error: Exception, code: int) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser; every command has a help text of its own."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="likeness-trainer",
         description="Fine-tunes Wan video models with reinforcement learning so that a person keeps their face.",
         epilog=EXAMPLES,
@@ -100,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_report(commands)
     _add_data(commands)
+    add_cluster_commands(commands)
     return parser
 
 

@@ -97,11 +97,6 @@ def _require_equal_parts(config: TrainConfig, world_size: int) -> None:
             f"algorithm.groups_per_step is {groups}, which {world_size} ranks cannot share equally; "
             f"choose a multiple of {world_size}"
         )
-    if world_size > 1 and config.algorithm.name != "policy_gradient":
-        raise ConfigError(
-            f"algorithm.name is {config.algorithm.name}, which runs on one rank only, not on {world_size}; "
-            "choose policy_gradient or start one process"
-        )
 
 
 def _require_components(config: TrainConfig, server: ServerInfo) -> None:

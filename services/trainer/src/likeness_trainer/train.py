@@ -28,10 +28,10 @@ from likeness_trainer.learn.credit import (
     weighted_advantages,
     weighted_value,
 )
+from likeness_trainer.learn.feedback_update import backpropagate_rewards
 from likeness_trainer.learn.learner import Learner
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.prompts import PreparedPrompt, prepare_prompts
-from likeness_trainer.learn.reward_feedback import backpropagate_rewards
 from likeness_trainer.learn.rollout import Trajectory, sample_group, send_decoded
 from likeness_trainer.learn.update import ScoredTrajectory
 from likeness_trainer.learn.window import Window, window_of
@@ -147,7 +147,8 @@ def train_step(
         weight = algorithm.feedback.weight if algorithm.name == "hybrid" else 1.0
         with clock.phase("feedback"):
             seed = (config.seed, "feedback", step)
-            feedback = backpropagate_rewards(model, link, [prompts[row] for row in rows], algorithm, seed, weight)
+            chosen = [prompts[row] for row in rows]
+            feedback = backpropagate_rewards(model, link, chosen, algorithm, seed, weight, ranks)
     preview = rollouts[0].preview if rollouts else feedback.preview if feedback is not None else None
     if ranks.is_first and (step + 1) % config.checkpoint_every == 0 and preview is not None:
         write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", preview)

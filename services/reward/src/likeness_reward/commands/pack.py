@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from likeness_reward.commands.options import SizeOption, ThreadsOption, size_of
-from likeness_reward.extras import require_server_extra, require_triton_extra
+from likeness_reward.extras import require_embedded_extra, require_triton_extra
 from likeness_reward.reporting import pack_report, repository_report
 
 
@@ -15,7 +15,7 @@ def check(
     detector_size: SizeOption = None,
 ) -> None:
     """Name each network, its role and shapes, the detector size and the fingerprint; run both networks once."""
-    require_server_extra("pack check")
+    require_embedded_extra("pack check")
     from likeness_reward.embedded import EmbeddedScorer
 
     scorer = EmbeddedScorer(directory, detector_size=size_of(detector_size))
