@@ -64,6 +64,7 @@ class ApiServer:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.refusals: list[Callable[[str, str, dict[str, str]], Exception | None]] = []
         self.changed = threading.Condition()
+        self.lost: dict[tuple[str, str], int] = {}
         self.history: list[tuple[int, str, str, Manifest]] = []
         self.oldest = 0
         self.cut = 0
@@ -132,13 +133,11 @@ class ApiServer:
         self.put(plural, {**self.objects[(plural, name)], "status": status})
 
     def start(self, pod: str) -> None:
-        self.set_status("pods", pod, phase="Running",
-                        containerStatuses=[{"name": "trainer", "image": "trainer:1", "state": {"running": {}}}])  # fmt: skip
+        self.set_status("pods", pod, phase="Running", containerStatuses=[container(running={})])
 
     def end(self, pod: str, exit_code: int = 0, reason: str = "Completed", message: str = "") -> None:
-        terminated = {"exitCode": exit_code, "reason": reason, "message": message}
-        self.set_status("pods", pod, phase="Failed" if exit_code else "Succeeded",
-                        containerStatuses=[{"name": "trainer", "image": "trainer:1", "state": {"terminated": terminated}}])  # fmt: skip
+        ended = container(terminated={"exitCode": exit_code, "reason": reason, "message": message})
+        self.set_status("pods", pod, phase="Failed" if exit_code else "Succeeded", containerStatuses=[ended])
 
     def finish(self, name: str, condition: str = "Complete", plural: str = "jobs", **told: str) -> None:
         self.set_status(plural, name, conditions=[{"type": condition, "status": "True", **told}])
@@ -157,10 +156,14 @@ class ApiServer:
     # What goes wrong.
 
     def refuse(self, method: str, plural: str, refused: Exception, times: int = 10**9) -> None:
-        """Lets the next requests of a method for a kind fail: with a Status, or, given an OSError, without an answer."""
+        """Lets the next requests of a method for a kind fail: with a Status or, given an OSError, without an answer."""
         left = itertools.count(times, -1)
         self.refusals.append(lambda asked, kind, _: refused if (asked, kind) == (method, plural) and next(left) > 0
                              else None)  # fmt: skip
+
+    def lose_answers(self, method: str, plural: str, times: int) -> None:
+        """Does what the next requests ask for, and closes the connection instead of answering."""
+        self.lost[(method, plural)] = times
 
     def forget_history(self) -> None:
         """As etcd's compaction does: versions up to now cannot be watched from any more."""
@@ -252,6 +255,9 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(422, "Invalid", f'{KINDS[plural]} "{name}" is invalid: spec.template: field is immutable')
             merged = {**(before or {}), **body, "metadata": {**(before or {}).get("metadata", {}), **body["metadata"]}}
             stored = merged if query.get("dryRun") else self.api.put(plural, merged)
+        if self.api.lost.get(("PATCH", plural), 0) > 0:
+            self.api.lost[("PATCH", plural)] -= 1
+            raise ConnectionResetError
         self._send(200 if before else 201, {**stored, "metadata": {"uid": "of a dry run", **stored["metadata"]}})
 
     def _delete(self, plural: str, name: str, options: Manifest) -> None:
@@ -279,8 +285,6 @@ class _Handler(BaseHTTPRequestHandler):
             selected = self._selected(plural, query)
             items = [each for (kind, _), each in self.api.objects.items() if kind == plural and selected(each)]
             version = str(next(self.api._versions))
-            if plural in {"jobs", "jobsets"} and "watch" not in query:
-                items = [each if plural == "jobsets" else each for each in items]
         self._send(200, {"kind": f"{KINDS[plural]}List", "metadata": {"resourceVersion": version}, "items": items})
 
     def _watch(self, plural: str, query: dict[str, str]) -> None:
@@ -305,7 +309,7 @@ class _Handler(BaseHTTPRequestHandler):
         stored = self._stored("pods", pod)
         if not any({"running", "terminated"} & set(each["state"])
                    for each in stored["status"].get("containerStatuses", [])):  # fmt: skip
-            raise Refused(400, "BadRequest", f'container "trainer" in pod "{pod}" is waiting to start: ContainerCreating')
+            raise Refused(400, "BadRequest", f'container "trainer" in pod "{pod}" is waiting to start')
         since, api = query.get("sinceTime", "")[:19], self.api
         lines = [line for line in api.logs[pod] if line[:19] >= since]
         read = len(api.logs[pod])
@@ -355,6 +359,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def container(**state: Any) -> Manifest:
+    """Returns the status of the trainer's container in a state: running, waiting or terminated."""
+    return {"name": "trainer", "image": "trainer:1", "state": state}
 
 
 def now(nanoseconds: bool = False) -> str:

@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 def _as_setting(name: str, value: str) -> str:
     from likeness_trainer.config import setting_keys
 
-    keys = [key for key in setting_keys() if name in (key, key.rpartition(".")[2])]
+    keys = sorted((key for key in setting_keys() if name in (key, key.rpartition(".")[2])), key=len)
     return f"; settings of the recipe are given as --set {keys[0]}={value or 'VALUE'}" if keys else ""
 
 
@@ -113,7 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--verbose", action="store_true", help="log what libraries say while they load")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
     _add_train(commands)
     _add_demo(commands)
     _add_sample(commands)

@@ -164,9 +164,8 @@ class RewardLink:
         """Raises RewardRejectedError when the server cannot send gradients of the reward."""
         if not server.has_crop_gradients:
             raise RewardRejectedError(
-                f"the reward server at {self.config.endpoint} sends no gradients of the reward: install "
-                "likeness-reward[server,gradients] there and use its embedded backend, or set "
-                "algorithm.name=policy_gradient"
+                f"the reward server at {self.config.endpoint} sends no gradients of the reward; its log says why. With "
+                "Triton, export the pack with --gradients; or set algorithm.name=policy_gradient"
             )
 
     def embed_identity(self, images_rgb: list[NDArray[np.uint8]], what: str) -> IdentityTemplate:

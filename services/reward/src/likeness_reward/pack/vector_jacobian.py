@@ -218,14 +218,15 @@ def leaky_relu(reverse: ReversePass, node: onnx.NodeProto, gradient: str) -> Non
 def clip(reverse: ReversePass, node: onnx.NodeProto, gradient: str) -> None:
     """0 at and beyond either end."""
     given = attributes_of(node)
-    ends: dict[str, NDArray[Any] | None] = {}
-    for position, (side, end) in enumerate((("Greater", "min"), ("Less", "max")), 1):
-        named = len(node.input) > position and node.input[position]
-        ends[side] = reverse.weights(node, position) if named else np.float32(given[end]) if end in given else None
-    for side, end in ends.items():
-        if end is not None:
-            inside = reverse.add(side, node.output[0], reverse.constant(end.astype(np.float32)))
-            gradient = reverse.where(gradient, inside)
+    for position, (inside, name) in enumerate((("Greater", "min"), ("Less", "max")), 1):
+        if len(node.input) > position and node.input[position]:
+            end = reverse.weights(node, position)
+        elif name in given:
+            end = np.array(given[name])
+        else:
+            continue
+        condition = reverse.add(inside, node.output[0], reverse.constant(end.astype(np.float32)))
+        gradient = reverse.where(gradient, condition)
     reverse.pass_to(node.input[0], gradient)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kubernetes import client, config
@@ -29,11 +30,13 @@ def open_cluster(
     """
     settings = client.Configuration()
     settings.connection_pool_maxsize = 8  # watches and the log keep a connection each
+    # The client's own default is that of the moment at which it was imported.
+    files = kubeconfig or os.environ.get("KUBECONFIG") or config.KUBE_CONFIG_DEFAULT_LOCATION
     try:
-        contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
+        contexts, active = config.list_kube_config_contexts(config_file=files)
     except config.ConfigException as error:
         if kubeconfig is not None or context is not None or not (service_account / "token").is_file():
-            raise ClusterUnreachableError(f"no cluster: {error}. Give one with --kubeconfig") from error
+            raise ClusterUnreachableError(f"no cluster: {str(error).rstrip('.')}. Give one with --kubeconfig") from error
         return _around_this_pod(settings, namespace, service_account)
     names = [each["name"] for each in contexts]
     if context is not None and context not in names:
@@ -41,7 +44,7 @@ def open_cluster(
     chosen = active if context is None else next(each for each in contexts if each["name"] == context)
     try:
         config.load_kube_config(
-            config_file=kubeconfig, context=context, client_configuration=settings, persist_config=False
+            config_file=files, context=context, client_configuration=settings, persist_config=False
         )
     except config.ConfigException as error:
         raise ClusterUnreachableError(f"the kubeconfig cannot be used: {error}") from error
