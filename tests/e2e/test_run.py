@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_leaves_everything_that_is_promised(undisturbed: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     for name in (
         "config.yaml", "metrics.jsonl", "tensorboard", "samples/step-000004.png", "samples/held_out_before.npz",
         "samples/held_out_after.npz", "checkpoints/step-000004/state.json", "lora/low_noise.safetensors",
@@ -35,6 +37,8 @@ def test_a_run_leaves_everything_that_is_promised(undisturbed: Path) -> None:
     assert held_out["pairs"] == 2
     assert held_out["difference"] == pytest.approx(held_out["after"] - held_out["before"])
     assert held_out["ci95"][0] <= held_out["difference"] <= held_out["ci95"][1]
+    events = EventAccumulator(str(undisturbed / "tensorboard")).Reload()
+    assert [event.step for event in events.Images("sample")] == [2, 4]  # where checkpoints are made
     lines = records(undisturbed)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["ratio_deviation_first"] == 0.0 for line in lines)

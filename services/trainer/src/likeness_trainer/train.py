@@ -8,6 +8,7 @@ anything; a video is one decision per stochastic step and latent frame.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +92,14 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
         progress.training(start, config.steps) as report_step,
         StopSignals() as stop,
     ):
+
+        def show(step: int, frames: NDArray[np.uint8]) -> None:
+            write_filmstrip(folder.samples / f"step-{step:06d}.png", frames)
+            writer.show(step, frames, config.data.fps)
+
         for step in range(start, config.steps):
             try:
-                metrics = train_step(config, step, model, learner, link, prompts, folder)
+                metrics = train_step(config, step, model, learner, link, prompts, show)
             except RewardUnavailableError:
                 checkpoint(step)
                 raise
@@ -131,9 +137,13 @@ def train_step(
     learner: Learner,
     link: RewardLink,
     prompts: list[PreparedPrompt],
-    folder: RunFolder,
+    show: Callable[[int, NDArray[np.uint8]], None],
 ) -> dict[str, Any]:
-    """Makes one training step and returns its metrics; wall-clock values only under `seconds`."""
+    """Makes one training step and returns its metrics; wall-clock values only under `seconds`.
+
+    Args:
+        show: takes the number of the step and a sampled video, at steps that make a checkpoint, on rank 0.
+    """
     clock = PhaseClock()
     algorithm, ranks = config.algorithm, learner.ranks
     rows = rows_of_step(len(prompts), algorithm.groups_per_step, step, config.seed)
@@ -151,7 +161,7 @@ def train_step(
             feedback = backpropagate_rewards(model, link, chosen, algorithm, seed, weight, ranks)
     preview = rollouts[0].preview if rollouts else feedback.preview if feedback is not None else None
     if ranks.is_first and (step + 1) % config.checkpoint_every == 0 and preview is not None:
-        write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", preview)
+        show(step + 1, preview)
     with clock.phase(REWARD), ranks.together():
         groups, fault = collect_rewards(rollouts, config)
     clock.note_reward_latency(sum(group.rollout.group.latency_s for group in groups))
