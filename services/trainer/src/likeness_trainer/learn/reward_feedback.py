@@ -61,7 +61,8 @@ def sample_in_graph(
     latents, kl = _window_in_graph(model, conditioning, noise, config)
     chunks: list[Tensor] = []
     first_frame = 0
-    for chunk in decode_latent_frames(model.pipe.vae, latents, checkpointing=_checkpoints(model)):
+    offload = model.config.use_gradient_checkpointing_offload
+    for chunk in decode_latent_frames(model.pipe.vae, latents, _checkpoints(model), offload):
         for row, frames in enumerate(to_uint8_rgb(chunk.detach())):
             sink(row, first_frame, frames)
         first_frame += chunk.shape[2]
