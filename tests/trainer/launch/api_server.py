@@ -216,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, path: str, query: dict[str, str], body: Manifest) -> None:
         if path in DISCOVERY:
             return self._send(200, DISCOVERY[path])
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        if (scheme.lower(), token) != ("bearer", TOKEN):
             raise Refused(401, "Unauthorized", "Unauthorized")
         found = PATH.fullmatch(path)
         if found is None or (found["plural"] == "jobsets" and not self.api.jobset):

@@ -37,7 +37,7 @@ def open_cluster(
     except config.ConfigException as error:
         if kubeconfig is not None or context is not None or not (service_account / "token").is_file():
             told = str(error).rstrip(".")
-            raise ClusterUnreachableError(f"no cluster: {told}. Give one with --kubeconfig") from error
+            raise ClusterUnreachableError(f"no cluster in {files}: {told}. Give one with --kubeconfig") from error
         return _around_this_pod(settings, namespace, service_account)
     names = [each["name"] for each in contexts]
     if context is not None and context not in names:
