@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import custom_resources
 import kubernetes_validate
 import pytest
 import yaml
@@ -138,12 +139,9 @@ def test_a_jobset_names_its_first_pod_as_its_controller_does(run: Run) -> None:
     assert config_map["kind"] == "ConfigMap"
 
 
-def test_a_jobset_uses_names_that_its_definition_allows(run: Run) -> None:
-    """The pattern of JobSet's API for the names of failure policy rules has no hyphen."""
-    (job_set, _) = dry_run(run, *SHAPES["jobset"])
-    (rule,) = job_set["spec"]["failurePolicy"]["rules"]
-    assert rule["name"].isalpha()
-    assert rule["action"] == "FailJobSet"
+def test_jobset_knows_every_field(run: Run) -> None:
+    (job_set, _) = dry_run(run, *SHAPES["jobset"], "--queue", "gpus")
+    assert custom_resources.check(job_set)
 
 
 @pytest.mark.parametrize(("index", "is_host"), [("0", "true"), ("1", "false")])
