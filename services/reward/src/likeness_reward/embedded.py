@@ -34,7 +34,7 @@ from likeness_reward.errors import (
 from likeness_reward.extras import has_gradients_extra, require_embedded_extra
 from likeness_reward.face.analysis import FaceAnalyzer, FrameAnalysis
 from likeness_reward.face.crop_gradients import check_differentiable, invert_alignment
-from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector
+from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector, LetterboxKind
 from likeness_reward.face.motion import thumbnails_of
 from likeness_reward.face.recognizer import FaceRecognizer, RecognizerConfig
 from likeness_reward.face.scoring import check_reference_motion, cosine, pool_embeddings, reward_from_frames
@@ -270,14 +270,15 @@ class EmbeddedScorer(FaceScorer):
         pack_dir: Path | str,
         *,
         detector_size: tuple[int, int] | None = None,
+        letterbox: LetterboxKind | None = None,
         threads: int = 1,
         provider: Provider = "cpu",
     ) -> None:
-        """Loads the pack in a folder. `detector_size` (width, height) overrides the pack's.
+        """Loads the pack in a folder. `detector_size` (width, height) and `letterbox` override the pack's.
 
         Raises InvalidPack or ProviderUnavailable.
         """
-        pack = load_pack(Path(pack_dir), detector_size=detector_size)
+        pack = load_pack(Path(pack_dir), detector_size=detector_size, letterbox=letterbox)
         recognizer = pack.recognizer_config
         detector_session = OnnxRuntimeSession(
             pack.detector.path, mean=INPUT_MEAN, std=INPUT_STD, threads=threads, provider=provider

@@ -29,6 +29,8 @@ Runtime = Literal["onnxruntime", "python"]
 
 MODEL_FILE = "model.onnx"
 VERSION_FOLDER = "1"
+FREE = -1
+"""What config.pbtxt says for an axis of any size."""
 TENSORRT_WORKSPACE_BYTES = 2**30
 
 
@@ -111,7 +113,7 @@ def exported_model(name: str, source: Network, network: BatchedNetwork) -> Expor
     return ExportedModel(
         name,
         source.path,
-        f"{IMAGES} uint8 {shape_text(network.image_shape)}",
+        image_text(network),
         tuple(f"{output} float32 {shape_text(shape)}" for output, shape in network.outputs.items()),
         network.largest_difference,
     )
@@ -126,6 +128,12 @@ def hash_at(network: Network, precision: Precision) -> str:
 def shape_text(shape: tuple[int, ...]) -> str:
     """Returns "[N, 640, 640, 3]" of (640, 640, 3)."""
     return f"[N, {', '.join(map(str, shape))}]"
+
+
+def image_text(network: BatchedNetwork) -> str:
+    """Returns "images_rgb uint8 [N, 640, 640, 3]", and which other sizes are taken."""
+    text = f"{IMAGES} uint8 {shape_text(network.image_shape)}"
+    return text if network.least_side is None else f"{text}, or less in steps of {network.least_side}"
 
 
 def check_target(directory: Path) -> None:
@@ -168,9 +176,12 @@ def model_config(
 ) -> model_config_pb2.ModelConfig:
     """Returns a model's config.pbtxt."""
     config = model_config_pb2.ModelConfig(name=name, max_batch_size=options.max_batch)
-    config.input.add(name=IMAGES, data_type=model_config_pb2.TYPE_UINT8, dims=network.image_shape)
+    fixed = network.least_side is None
+    image_dims = network.image_shape if fixed else (FREE, FREE, network.image_shape[-1])
+    config.input.add(name=IMAGES, data_type=model_config_pb2.TYPE_UINT8, dims=image_dims)
     for output, shape in network.outputs.items():
-        config.output.add(name=output, data_type=model_config_pb2.TYPE_FP32, dims=shape)
+        dims = shape if fixed else (FREE, *shape[1:])
+        config.output.add(name=output, data_type=model_config_pb2.TYPE_FP32, dims=dims)
     if options.runtime == "python":
         config.backend = "python"
     else:
@@ -180,11 +191,7 @@ def model_config(
     kind = kinds.KIND_GPU if options.device == "cuda" else kinds.KIND_CPU
     config.instance_group.add(kind=kind, count=options.instances)
     set_batching(config, options.max_batch)
-    for batch in sorted({1, options.max_batch}):
-        warmup = config.model_warmup.add(name=f"batch of {batch}", batch_size=batch)
-        images = warmup.inputs[IMAGES]
-        images.data_type, images.zero_data = model_config_pb2.TYPE_UINT8, True
-        images.dims[:] = network.image_shape
+    add_warmups(config, network, options.max_batch)
     if options.device == "cpu":
         config.parameters["intra_op_thread_count"].string_value = str(options.threads)
     if options.tensorrt:
@@ -192,6 +199,17 @@ def model_config(
     for key, value in parameters.model_dump().items():
         config.parameters[key].string_value = value
     return config
+
+
+def add_warmups(config: model_config_pb2.ModelConfig, network: BatchedNetwork, max_batch: int) -> None:
+    """Lets Triton run the least and the greatest input before it is ready."""
+    side = network.least_side
+    least = network.image_shape if side is None else (side, side, network.image_shape[-1])
+    for batch, shape in sorted({(1, least), (max_batch, network.image_shape)}):
+        warmup = config.model_warmup.add(name=f"{batch} of {shape[1]}x{shape[0]}", batch_size=batch)
+        images = warmup.inputs[IMAGES]
+        images.data_type, images.zero_data = model_config_pb2.TYPE_UINT8, True
+        images.dims[:] = shape
 
 
 def set_batching(config: model_config_pb2.ModelConfig, max_batch: int) -> None:
