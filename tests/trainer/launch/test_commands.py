@@ -154,6 +154,14 @@ def test_cancel_waits_for_the_last_pod(server: ApiServer, run: Run, anna: str) -
     assert server.objects == {}
 
 
+def test_cancel_removes_a_run_that_has_ended(server: ApiServer, run: Run, anna: str) -> None:
+    server.finish("anna")
+    command = run("cancel", "anna")
+    assert command.code() == 0
+    assert command.err == "run anna is deleted from namespace studio; its folder stays\n"
+    assert server.objects == {}
+
+
 def test_cancel_removes_no_run_that_took_the_name_meanwhile(server: ApiServer, run: Run, anna: str) -> None:
     job = server.objects[("jobs", "anna")]
     server.after_get = lambda: server.put("jobs", {**job, "metadata": {**job["metadata"], "uid": "another"}})
