@@ -12,7 +12,7 @@ import yaml
 helm_python = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
 
-import custom_resources
+import custom_resources  # noqa: E402
 from rendered_chart import (  # noqa: E402
     CHART,
     NAMESPACE,

@@ -64,6 +64,10 @@ class ApiServer:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.refusals: list[Callable[[str, str, dict[str, str]], Exception | None]] = []
         self.changed = threading.Condition()
+        self.used: set[tuple[str, str, str]] = set()
+        """Group, resource and verb of every request so far."""
+        self.role: list[Manifest] | None = None
+        """Rules of a Role that all requests must fit, or None: everything is allowed."""
         self.lost: dict[tuple[str, str], int] = {}
         self.history: list[tuple[int, str, str, Manifest]] = []
         self.oldest = 0
@@ -223,6 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None or (found["plural"] == "jobsets" and not self.api.jobset):
             return self._send_text(404, "404 page not found\n")
         plural, name = found["plural"], found["name"]
+        self._authorize(method, found, query)
         for refusal in self.api.refusals:
             if (refused := refusal(method, plural + (found["log"] or ""), query)) is not None:
                 raise refused
@@ -236,6 +241,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, self._stored(plural, name))
             return self.api.after_get()
         return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
+
+    def _authorize(self, method: str, found: re.Match[str], query: dict[str, str]) -> None:
+        """As RBAC does; an apply needs `create` too, because it may create."""
+        read = "get" if found["name"] else "watch" if query.get("watch") else "list"
+        resource, group = found["plural"] + (found["log"] or ""), found["group"] or ""
+        for verb in {"GET": (read,), "PATCH": ("patch", "create"), "DELETE": ("delete",)}[method]:
+            self.api.used.add((group, resource, verb))
+            if self.api.role is not None and not any(
+                group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]
+                for rule in self.api.role
+            ):
+                raise Refused(403, "Forbidden", f'cannot {verb} resource "{resource}" in API group "{group}"')
 
     def _stored(self, plural: str, name: str) -> Manifest:
         try:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import signal
 import ssl
 import subprocess
@@ -9,14 +10,24 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import trustme
+import yaml
 from api_server import TOKEN, ApiServer, Refused, container
-from launch_support import SUBMIT, Run, wait_for, write_kubeconfig
+from launch_support import ROOT, SUBMIT, Run, wait_for, write_kubeconfig
 
 from likeness_trainer.launch.access import open_cluster
+from likeness_trainer.launch.display import Display
 from likeness_trainer.launch.errors import ClusterUnreachableError
 from likeness_trainer.launch.states import age, last_step, state_of
+
+ROLE = next(
+    document
+    for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "submit.md").read_text(), re.DOTALL)
+    if (document := yaml.safe_load(block)).get("kind") == "Role"
+)
+"""The Role that the documentation gives."""
 
 
 @pytest.fixture
@@ -154,6 +165,14 @@ def test_cancel_waits_for_the_last_pod(server: ApiServer, run: Run, anna: str) -
     assert server.objects == {}
 
 
+def test_cancel_removes_a_run_that_has_ended(server: ApiServer, run: Run, anna: str) -> None:
+    server.finish("anna")
+    command = run("cancel", "anna")
+    assert command.code() == 0
+    assert command.err == "run anna is deleted from namespace studio; its folder stays\n"
+    assert server.objects == {}
+
+
 def test_cancel_removes_no_run_that_took_the_name_meanwhile(server: ApiServer, run: Run, anna: str) -> None:
     job = server.objects[("jobs", "anna")]
     server.after_get = lambda: server.put("jobs", {**job, "metadata": {**job["metadata"], "uid": "another"}})
@@ -268,6 +287,44 @@ def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, monkeypat
             cluster.runs()
     finally:
         server.close()
+
+
+def test_the_role_of_the_documentation_allows_every_command_and_no_more(server: ApiServer, run: Run) -> None:
+    kubernetes_validate.validate(ROLE, "1.32", strict=True)
+    server.role, server.jobset = ROLE["rules"], True
+    for name, kind, plural in (("anna", "job", "jobs"), ("bert", "jobset", "jobsets")):
+        command = run(*SUBMIT, "--name", name, "--kind", kind, "--nodes", "2")
+        command.until_says("made in")
+        if kind == "job":
+            pod = server.add_pod(name)
+            server.start(pod)
+            server.log(pod, "step 1/1")
+            command.until_says("step 1/1")
+            server.end(pod)
+        wait_for(lambda: server.asked("GET", "events", watch="true"))
+        server.finish(name, "Complete" if kind == "job" else "Completed", plural)
+        assert command.code() == 0
+        assert "events may not be read" not in command.err
+        assert run("status", name).code() == 0
+        assert run("cancel", name, "--wait").code() == 0
+    assert run("list").code() == 0
+    allowed = {(group, resource, verb) for rule in ROLE["rules"] for group in rule["apiGroups"]
+               for resource in rule["resources"] for verb in rule["verbs"]}  # fmt: skip
+    assert server.used == allowed
+
+
+def test_a_bar_on_the_terminal_shows_the_steps_while_the_log_goes_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with Display() as display:
+        display.line("step 3/40  reward")
+        display.line("no step 4/40")
+    captured = capsys.readouterr()
+    assert "3/40" in captured.err
+    assert "4/40" not in captured.err
+    assert captured.out == "step 3/40  reward\nno step 4/40\n"
 
 
 def test_ages_are_written_as_kubectl_does() -> None:

@@ -111,7 +111,7 @@ def test_pods_that_no_node_takes_are_explained_and_end_following_in_time(server:
     command.until_says("no node has as many free GPUs as --gpus-per-node")
     assert command.code() == 4
     assert "have not all started in 1 seconds" in str(command.error)
-    assert "likeness-trainer cancel anna" in str(command.error)
+    assert "`likeness-trainer cancel anna --namespace studio`" in str(command.error)
     assert ("jobs", "anna") in server.objects
 
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_taken_back_is_named(server: ApiServer, run: Run, monkeyp
     command = run(*SUBMIT)
     assert command.code() == 1
     assert "exceeded quota" in str(command.error)
-    assert "remove it with `likeness-trainer cancel anna`" in str(command.error)
+    assert "remove it with `likeness-trainer cancel anna --namespace studio`" in str(command.error)
 
 
 def test_a_name_is_taken_once(server: ApiServer, run: Run) -> None:
