@@ -41,7 +41,10 @@ class Composition:
 
     def up(self) -> None:
         """Starts all services in order of health; returns once the trainer has started."""
-        self("up", "--detach", "--no-build", "--pull", "never", seconds=END_S)
+        done = self.engine.completed(
+            [*self.command, "up", "--detach", "--no-build", "--pull", "never"], END_S, self.variables
+        )
+        assert done.returncode == 0, f"{done.stderr[-1000:]}\n{self('logs', '--no-color', check=False)[-6000:]}"
 
     def container(self, service: str) -> str:
         """Returns the id of a service's container, running or not."""
@@ -49,7 +52,9 @@ class Composition:
 
     def state(self, service: str) -> dict[str, object]:
         """Returns what the engine knows of a service's container: State of `docker inspect`."""
-        state: dict[str, object] = json.loads(self.engine("inspect", "--format", "{{json .State}}", self.container(service)))
+        state: dict[str, object] = json.loads(
+            self.engine("inspect", "--format", "{{json .State}}", self.container(service))
+        )
         return state
 
     def crash(self, service: str) -> None:

@@ -51,7 +51,9 @@ def test_nobody_has_rights_and_nothing_is_written(name: str, engine: Engine, req
 
 def models_in(engine: Engine, image: str) -> list[str]:
     """Returns the files of more than 100 kB in an image that are models; the onnx package brings some for its tests."""
-    found = in_image(engine, image, "find", "/opt", "/recipes", "/srv", "/home", "-size", "+100k", check=False).splitlines()
+    found = in_image(
+        engine, image, "find", "/opt", "/recipes", "/srv", "/home", "-size", "+100k", check=False
+    ).splitlines()
     assert any(path.endswith(".so") for path in found), "the search sees no file"
     return [path for path in found if path.endswith(MODELS) and "/onnx/backend/test/" not in path]
 
@@ -131,7 +133,11 @@ def test_gradients_are_a_build_argument(engine: Engine, reward_image: str) -> No
     if os.environ.get("LIKENESS_DEPLOY_GRADIENTS") != "1":
         pytest.skip("builds an image with torch, gigabytes: set LIKENESS_DEPLOY_GRADIENTS=1")
     image = engine.build(
-        "likeness-reward:gradients", REWARD, ROOT, EXTRAS="server,triton,otel,gradients", TORCH_INDEX=torch_index(REWARD)
+        "likeness-reward:gradients",
+        REWARD,
+        ROOT,
+        EXTRAS="server,triton,otel,gradients",
+        TORCH_INDEX=torch_index(REWARD),
     )
     added = packages_in(engine, image) - packages_in(engine, reward_image)
     assert {"torch", "torchvision", "onnx2torch"} <= added

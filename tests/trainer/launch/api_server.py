@@ -71,6 +71,8 @@ class ApiServer:
         """Grows when connections are to be cut."""
         self.log_limits: list[int] = []
         """Lines after which the next log connections are cut."""
+        self.after_get: Callable[[], object] = lambda: None
+        """What another one does right after an object was read."""
         self._versions = itertools.count(100)
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"api": self}))
         self._http.daemon_threads = True
@@ -214,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, path: str, query: dict[str, str], body: Manifest) -> None:
         if path in DISCOVERY:
             return self._send(200, DISCOVERY[path])
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        if (scheme.lower(), token) != ("bearer", TOKEN):
             raise Refused(401, "Unauthorized", "Unauthorized")
         found = PATH.fullmatch(path)
         if found is None or (found["plural"] == "jobsets" and not self.api.jobset):
@@ -230,7 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "DELETE":
             return self._delete(plural, name, body)
         if name:
-            return self._send(200, self._stored(plural, name))
+            self._send(200, self._stored(plural, name))
+            return self.api.after_get()
         return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
 
     def _stored(self, plural: str, name: str) -> Manifest:

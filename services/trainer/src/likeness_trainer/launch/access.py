@@ -36,9 +36,8 @@ def open_cluster(
         contexts, active = config.list_kube_config_contexts(config_file=files)
     except config.ConfigException as error:
         if kubeconfig is not None or context is not None or not (service_account / "token").is_file():
-            raise ClusterUnreachableError(
-                f"no cluster: {str(error).rstrip('.')}. Give one with --kubeconfig"
-            ) from error
+            told = str(error).rstrip(".")
+            raise ClusterUnreachableError(f"no cluster in {files}: {told}. Give one with --kubeconfig") from error
         return _around_this_pod(settings, namespace, service_account)
     names = [each["name"] for each in contexts]
     if context is not None and context not in names:

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from likeness_reward.domain import ScoreOptions, VideoReward
@@ -61,14 +62,14 @@ def sample_in_graph(
     """
     chunks: list[Tensor] = []
     first_frame = 0
-    offloads = _checkpoints(model) and model.config.use_gradient_checkpointing_offload
-    with torch.autograd.graph.save_on_cpu() if offloads else nullcontext():
+    offload = _checkpoints(model) and model.config.use_gradient_checkpointing_offload
+    with save_on_cpu() if offload else nullcontext():
         latents, kl = _window_in_graph(model, conditioning, noise, config)
-        for chunk in decode_latent_frames(model.pipe.vae, latents, checkpointing=_checkpoints(model)):
-            for row, frames in enumerate(to_uint8_rgb(chunk.detach())):
-                sink(row, first_frame, frames)
-            first_frame += chunk.shape[2]
-            chunks.append(chunk)
+    for chunk in decode_latent_frames(model.pipe.vae, latents, _checkpoints(model), offload):
+        for row, frames in enumerate(to_uint8_rgb(chunk.detach())):
+            sink(row, first_frame, frames)
+        first_frame += chunk.shape[2]
+        chunks.append(chunk)
     return FeedbackVideo(torch.cat(chunks, dim=2), kl)
 
 
