@@ -109,7 +109,7 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
             if learner.skipped_in_a_row >= config.max_skipped_steps:
                 checkpoint(done - learner.skipped_in_a_row)
                 raise NonFiniteRunError(non_finite_message(folder, learner.skipped_in_a_row, done, metrics))
-            stop.requested = max(ranks.gather(stop.requested))
+            stop.requested = max(ranks.gather(stop.received))
             due = done % config.checkpoint_every == 0 and not learner.skipped_in_a_row
             if due or done == config.steps or stop.requested:
                 checkpoint(done)

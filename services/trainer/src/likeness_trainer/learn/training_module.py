@@ -23,7 +23,7 @@ from likeness_trainer.learn.reward_feedback import feedback_options, sample_in_g
 from likeness_trainer.learn.rollout import sample_group, send_decoded
 from likeness_trainer.learn.seeds import gaussian_noise
 from likeness_trainer.learn.update import ScoredTrajectory, objective_terms
-from likeness_trainer.wan.model_config import WanModelConfig
+from likeness_trainer.wan.model_config import BaseLora, WanModelConfig
 from likeness_trainer.wan.model_files import ModelPaths
 from likeness_trainer.wan.module import Conditioning, WanModule
 from likeness_trainer.wan.sampler_config import GuidanceScale, SamplerConfig
@@ -57,6 +57,8 @@ class ModuleOptions(BaseModel):
     """`auto` takes CUDA when there is one."""
     lora_alpha: float | None = None
     """Scale of the adapters times their rank; the rank when not set."""
+    base_loras: list[BaseLora] = []
+    """LoRA files merged into the base, also as mappings of path, expert and strength."""
     use_gradient_checkpointing_offload: bool = False
     """Keep gradient checkpoints in CPU memory."""
     shift: float = 5.0
