@@ -135,9 +135,9 @@ def print_steps(repeats: int) -> None:
         for _ in range(repeats + 1):  # interleaved, so that a busy machine slows all of them; the first warms up
             for name, module in modules.items():
                 seconds[name].append(seconds_of_a_step(module))
-    medians = {name: statistics.median(taken[1:]) for name, taken in seconds.items()}
-    for name, median in medians.items():
-        print(f"{name}: {median:.3f} s a video, {median / medians['in this process']:.2f} of in this process")
+    for name, taken in seconds.items():
+        ratios = [mine / alone for mine, alone in zip(taken[1:], seconds["in this process"][1:], strict=True)]
+        print(f"{name}: {statistics.median(taken[1:]):.3f} s a video, {statistics.median(ratios):.2f} of in this process")
 
 
 def module_of(reward: str, name: str) -> WanTrainingModule:
