@@ -137,7 +137,9 @@ def print_steps(repeats: int) -> None:
                 seconds[name].append(seconds_of_a_step(module))
     for name, taken in seconds.items():
         ratios = [mine / alone for mine, alone in zip(taken[1:], seconds["in this process"][1:], strict=True)]
-        print(f"{name}: {statistics.median(taken[1:]):.3f} s a video, {statistics.median(ratios):.2f} of in this process")
+        print(
+            f"{name}: {statistics.median(taken[1:]):.3f} s a video, {statistics.median(ratios):.2f} of in this process"
+        )
 
 
 def module_of(reward: str, name: str) -> WanTrainingModule:
