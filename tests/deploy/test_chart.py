@@ -130,6 +130,7 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"reward": {"tls": {"secret": "a", "clientCaSecret": "b"}}, "trainer": {"runs": {"anna": {}}}},
         "trainer.access.clientSecret",
     ),
+    "gradients in half precision": ({"triton": {"export": {"gradients": True, "precision": "fp16"}}}, "precision"),
     "TensorRT on the CPU": ({"triton": {"gpus": 0, "export": {"tensorrt": True}}}, "gpus"),
     "a GPU recipe without GPUs": (
         {"trainer": {"runs": {"anna": {"gpusPerNode": 0}}}},

@@ -48,7 +48,7 @@ def adapters_after(module: Any, update: FeedbackUpdate) -> tuple[dict[str, Any],
     """Returns the metrics of an update and how far it moved the adapters."""
     before = [parameter.detach().clone() for parameter in module.lora_parameters()]
     metrics = Learner(module, OptimizerConfig(), ALGORITHM).update([], 0, None, update)
-    moved = max(float((a - b).abs().max()) for a, b in zip(module.lora_parameters(), before, strict=True))
+    moved = max(float((a.detach() - b).abs().max()) for a, b in zip(module.lora_parameters(), before, strict=True))
     return metrics, moved
 
 

@@ -96,7 +96,7 @@ def disturbed_step(model: Any, link: RewardLink, disturbance: Disturbance, ranks
         return decode(pixels)
 
     algorithm = PolicyGradientConfig(
-        name="reward_feedback", feedback=RewardFeedbackConfig(kl_weight=disturbance.kl_weight, samples=2)
+        name="reward_feedback", feedback=RewardFeedbackConfig(kl_weight=disturbance.kl_weight)
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "open_group", opening)

@@ -164,6 +164,16 @@ def test_a_chain_that_stops_early_decodes_its_one_step_prediction(
     assert relative(gradients_of(module, loss), gradients_of(module, expected_loss)) <= 1e-4
 
 
+def test_a_video_without_a_face_has_a_loss_that_moves_nothing(
+    make_training_module: Callable[..., Any], gradients_of: Callable[..., Any], data: dict[str, Any]
+) -> None:
+    module = make_training_module(min_face_pixels=512, no_face_value=-0.5, feedback={"kl_weight": 0.0})
+    loss, score, _ = module(data)
+    assert score.item() == -0.5
+    assert loss.item() == pytest.approx(-SCALE * (-0.5 - OFFSET) / SPREAD, rel=1e-6)
+    assert all(gradient.abs().max() == 0 for gradient in gradients_of(module, loss))
+
+
 def test_hybrid_is_the_weighted_sum(make_training_module: Callable[..., Any], data: dict[str, Any]) -> None:
     module = make_training_module(feedback={"weight": 0.5}, group_size=2)
     losses = {}
