@@ -90,7 +90,7 @@ def sample_in_graph(
     Raises:
         NonFiniteFramesError: a pixel is NaN or infinite.
     """
-    latents, kl = _window_in_graph(model, conditioning, noise, config)
+    latents, kl = window_in_graph(model, conditioning, noise, config)
     chunks: list[Tensor] = []
     first_frame = 0
     for chunk in decode_latent_frames(model.pipe.vae, latents, checkpointing=_checkpoints(model)):
@@ -101,7 +101,7 @@ def sample_in_graph(
     return FeedbackVideo(torch.cat(chunks, dim=2), kl)
 
 
-def _window_in_graph(
+def window_in_graph(
     model: WanModule, conditioning: Conditioning, noise: Tensor, config: RewardFeedbackConfig
 ) -> tuple[Tensor, Tensor]:
     """Returns the final latents [B, C, T, h, w] and the divergence [B], both with the graph of the window's steps."""

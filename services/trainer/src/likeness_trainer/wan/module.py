@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffsynth.pipelines.wan_video import (
+    WanVideoPipeline,
     WanVideoUnit_ImageEmbedderCLIP,
     WanVideoUnit_ImageEmbedderFused,
     WanVideoUnit_ImageEmbedderVAE,
@@ -57,14 +58,21 @@ class Conditioning:
 class WanModule(nn.Module):
     """A Wan DiT (or two experts) with LoRA, a frozen VAE and text encoder, and the Euler schedule."""
 
-    def __init__(self, config: WanModelConfig, sampler: SamplerConfig, seed: int = 0) -> None:
+    def __init__(
+        self, config: WanModelConfig, sampler: SamplerConfig, seed: int = 0, pipe: WanVideoPipeline | None = None
+    ) -> None:
+        """
+        Args:
+            seed: of the adapters.
+            pipe: what the files of `config` hold, where it is there already; loaded when not given.
+        """
         super().__init__()
         self.config = config
         self.sampler = sampler
         self.schedule = EulerSchedule.from_config(sampler)
         self.device = torch.device(_pick_device(config.device))
         self.dtype = getattr(torch, config.torch_dtype)
-        self.pipe = load_pipeline(
+        self.pipe = pipe or load_pipeline(
             config.model_paths, config.tokenizer_path, self.dtype, self.device, config.architecture
         )
         self.trained_experts = self._choose_experts()
@@ -115,7 +123,7 @@ class WanModule(nn.Module):
             num_frames: 4n + 1.
             height, width: pixels, multiples of 16 (32 for TI2V-5B).
         """
-        self._check_shape(num_frames, height, width)
+        self.check_shape(num_frames, height, width)
         factor = self.pipe.vae.upsampling_factor
         shape = (self.pipe.vae.z_dim, (num_frames - 1) // 4 + 1, height // factor, width // factor)
         image = Image.fromarray(first_frame) if isinstance(first_frame, np.ndarray) else first_frame
@@ -131,11 +139,13 @@ class WanModule(nn.Module):
         for unit in self.pipe.units:
             if isinstance(unit, CONDITIONING_UNITS):
                 shared, positive, negative = self.pipe.unit_runner(unit, self.pipe, shared, positive, negative)
+        self.pipe.vae.model.clear_cache()  # the encoder's, which would stay on the GPU for the whole run
         names = ("y", "clip_feature", "fuse_vae_embedding_in_latents", "first_frame_latents")
         inputs = {"context": positive["context"], **{name: shared[name] for name in names if name in shared}}
         return Conditioning(inputs, shape)
 
-    def _check_shape(self, num_frames: int, height: int, width: int) -> None:
+    def check_shape(self, num_frames: int, height: int, width: int) -> None:
+        """Raises ValueError for a size that the model does not take."""
         if num_frames < 1 or num_frames % 4 != 1:
             raise ValueError(f"num_frames is {num_frames}; Wan takes 4n + 1 frames: 1, 5, 9, ..., 81")
         for name, value, multiple in (
