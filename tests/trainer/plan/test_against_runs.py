@@ -86,7 +86,7 @@ def test_each_phase_takes_the_planned_memory(overrides: tuple[str, ...], tmp_pat
 def test_two_whole_steps_take_the_planned_memory(tmp_path: Path) -> None:
     """Groups, latents, gradients and moments together, as they are from the second step on."""
     config = toy_recipe(
-        "algorithm.groups_per_step=2", "algorithm.group_size=4", "algorithm.branch_batch=2", "model.lora_rank=64"
+        "algorithm.groups_per_step=2", "algorithm.group_size=2", "algorithm.branch_batch=2", "model.lora_rank=64"
     )
     meta, costs = planned(config)
     memory = memory_plan(config, model_bytes(meta), costs, 0, 1)
@@ -98,7 +98,7 @@ def test_two_whole_steps_take_the_planned_memory(tmp_path: Path) -> None:
         for step in range(2):
             scored = []
             for group in range(2):
-                for trajectory, latents in sample_group(model, conditioning, 4, 2, (step, group)):
+                for trajectory, latents in sample_group(model, conditioning, 2, 2, (step, group)):
                     send_decoded(model, latents, trajectory.samples, lambda *chunk: None)
                     scored.append(ScoredTrajectory(trajectory, conditioning, torch.randn(2, 3)))
             learner.update(scored, step)
@@ -108,22 +108,22 @@ def test_two_whole_steps_take_the_planned_memory(tmp_path: Path) -> None:
     assert memory.peak - there_before == pytest.approx(taken, rel=0.15)
 
 
-def test_reward_feedback_takes_the_planned_memory(tmp_path: Path) -> None:
-    for checkpointing in ("false", "true"):
-        config = toy_recipe("algorithm.name=reward_feedback", f"model.use_gradient_checkpointing={checkpointing}")
-        _, costs = planned(config)
-        assert costs.feedback is not None
-        model, conditioning = loaded(config)
-        noise = torch.randn(1, *conditioning.latent_shape)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_reward_feedback_takes_the_planned_memory(checkpointing: bool, tmp_path: Path) -> None:
+    setting = f"model.use_gradient_checkpointing={checkpointing}"
+    config = toy_recipe("algorithm.name=reward_feedback", setting)
+    _, costs = planned(config)
+    assert costs.feedback is not None
+    model, conditioning = loaded(config)
+    noise = torch.randn(1, *conditioning.latent_shape)
 
-        def learn(model: Any = model, conditioning: Any = conditioning, config: Any = config) -> None:
-            latents, kl = window_in_graph(model, conditioning, noise, config.algorithm.feedback)
-            checkpoints = model.config.use_gradient_checkpointing
-            pixels = torch.cat(list(decode_latent_frames(model.pipe.vae, latents, checkpointing=checkpoints)), dim=2)
-            (pixels.sum() + kl.sum()).backward()
+    def learn() -> None:
+        latents, kl = window_in_graph(model, conditioning, noise, config.algorithm.feedback)
+        chunks = decode_latent_frames(model.pipe.vae, latents, checkpointing=checkpointing)
+        (torch.cat(list(chunks), dim=2).sum() + kl.sum()).backward()
 
-        taken = allocated_peak(learn, tmp_path, without_scratch=True)
-        assert costs.feedback.peak_bytes == pytest.approx(taken, rel=0.15), checkpointing
+    taken = allocated_peak(learn, tmp_path, without_scratch=True)
+    assert costs.feedback.peak_bytes == pytest.approx(taken, rel=0.15)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from likeness_trainer.config import TrainConfig
-from likeness_trainer.planning.measure import Measurement
+from likeness_trainer.planning.measure import Cost, Measurement
 from likeness_trainer.planning.meta_model import parts_of
 from likeness_trainer.ranks import BUCKET_BYTES
 from likeness_trainer.wan.model_config import EXPERTS
@@ -46,14 +46,15 @@ def model_bytes(model: WanModule) -> ModelBytes:
         return sum(parameter.nbytes for parameter in own(part))
 
     parts = parts_of(model)
-    dits = [part for role, part in parts.items() if role in EXPERTS]
+    dits = {role: part for role, part in parts.items() if role in EXPERTS}
+    blocks = {role: [size(block) for block in dit.get_submodule("blocks").children()] for role, dit in dits.items()}
     return ModelBytes(
         {role: sum(parameter.numel() for parameter in own(part)) for role, part in parts.items()},
         {role: size(part) for role, part in parts.items()},
         sum(parameter.numel() for parameter in model.lora_parameters()),
         sum(parameter.nbytes for parameter in model.lora_parameters()),
-        max(size(block) for dit in dits for block in dit.blocks),
-        max(size(dit) - sum(size(block) for block in dit.blocks) for dit in dits),
+        max(max(sizes) for sizes in blocks.values()),
+        max(size(dit) - sum(blocks[role]) for role, dit in dits.items()),
     )
 
 
@@ -144,5 +145,5 @@ def _working(config: TrainConfig, measured: Measurement, gpus: int) -> dict[str,
     return working
 
 
-def _costs(measured: Measurement) -> list:
+def _costs(measured: Measurement) -> list[Cost]:
     return [*measured.update.values(), *([measured.feedback] if measured.feedback else [])]

@@ -56,7 +56,7 @@ def encode_prompt(model: WanModule) -> Tensor:
 def encode_first_frame(model: WanModule, num_frames: int, height: int, width: int) -> Tensor | None:
     """Returns what the VAE gives for the first frame, [1, z_dim, T, h, w], or None for text-to-video.
 
-    As DiffSynth's units do it: the frame and zeros for all others, or the frame alone where the DiT takes it as latents.
+    As DiffSynth's units do it: the frame and zeros for all others, or the frame alone where a DiT takes it as latents.
     """
     if not (model.needs_first_frame or model.pipe.dit.fuse_vae_embedding_in_latents):
         return None

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from likeness_trainer.planning.memory import MemoryPlan
-from likeness_trainer.planning.plan import Plan
+from likeness_trainer.planning.plan import GPU_COUNTS, Plan
 from likeness_trainer.planning.sizes import flops, gib
 
 
@@ -27,8 +27,8 @@ def _title(plan: Plan) -> RenderableType:
     return (
         f"{plan.config.model.architecture} on {gpus.count} GPU{'s' if gpus.count > 1 else ''} of "
         f"{gib(gpus.memory_bytes)} GiB{spread}\n"
-        f"videos: {video.num_frames} frames of {video.height} x {video.width}, {video.tokens} tokens in the DiT; a step: "
-        f"{algorithm.groups_per_step} groups of {algorithm.group_size} samples, {algorithm.name}\n"
+        f"videos: {video.num_frames} frames of {video.height} x {video.width}, {video.tokens} tokens in the DiT\n"
+        f"a step: {algorithm.groups_per_step} groups of {algorithm.group_size} samples, {algorithm.name}\n"
     )
 
 
@@ -106,7 +106,7 @@ def _savings(plan: Plan) -> Iterator[RenderableType]:
     table = _table("Saved", "what", "without", "here", "ratio")
     for name, without, here in (
         (
-            "shared prefix: DiT evaluations of a group's rollout",
+            "shared prefix: evaluations of a group's rollout",
             saved.independent_evaluations,
             saved.rollout_evaluations,
         ),
@@ -127,10 +127,8 @@ def verdict(plan: Plan) -> Iterator[str]:
         settings = " ".join(f"--set {setting}" for setting in remedy.settings)
         yield f"  {'fits' if remedy.fits else 'not enough'}, {gib(remedy.peak_bytes)} GiB: {settings} ({remedy.costs})"
     if not plan.fits:
-        fewest = plan.fewest_gpus
-        found = (
-            "no number of GPUs that was tried is"
-            if fewest is None
-            else f"{fewest} GPU{'s are' if fewest > 1 else ' is'}"
-        )
-        yield f"  {found} enough with --set parallel.sharding=fsdp2 and nothing else changed"
+        yield f"  {_enough(plan.fewest_gpus)} with --set parallel.sharding=fsdp2 and nothing else changed"
+
+
+def _enough(gpus: int | None) -> str:
+    return f"not even {GPU_COUNTS[-1]} GPUs are enough" if gpus is None else f"{gpus} GPUs are enough"
