@@ -1,100 +1,130 @@
-"""The composition for real: it trains, and a reward container that is killed on the way changes no bit of the LoRA."""
+"""The compositions for real: they train, and what dies on the way changes no bit of the LoRA."""
 
-import os
-import shutil
+import re
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from compositions import STEPS, Composition
+from docker_engine import Engine
 
-ROOT = Path(__file__).parents[2]
-IMAGES = ("likeness-reward", "likeness-trainer:toy")
-STEPS = 3
-
-
-def compose_command() -> list[str] | None:
-    """Returns how Docker Compose v2 is called here: as a plugin of docker, or as a program of its own."""
-    for command in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True).returncode == 0:
-            return command
-    return None
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
+TOKEN = "open-sesame"
+CPU = ("docker-compose.yml",)
+GPU_SHAPE = ("docker-compose.gpu.yml", "tests/deploy/triton_stand_in/docker-compose.yml")
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close(); print('reached')"
 
 
 @pytest.fixture(scope="module")
-def compose() -> list[str]:
-    command = compose_command()
-    if command is None:
-        pytest.skip("Docker Compose v2 is not installed")
-    for image in IMAGES:
-        found = subprocess.run(["docker", "image", "inspect", image], capture_output=True, text=True)
-        if found.returncode != 0:
-            pytest.skip(f"no image {image} (build it with `docker compose build`): {found.stderr.strip()}")
-    return command
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("secret") / "token"
+    path.write_text(TOKEN + "\n")
+    return path
 
 
-class Composition:
-    """One project of the composition, with a folder for runs and a port of its own."""
+@pytest.fixture(scope="module")
+def composition(
+    engine: Engine, reward_image: str, toy_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Composition]]:
+    """Returns a function that gives a project; all are taken down afterwards."""
+    projects: list[Composition] = []
 
-    def __init__(self, command: list[str], runs: Path, port: int) -> None:
-        self.command = [*command, "-p", f"likeness-test-{os.getpid()}-{port}", "-f", str(ROOT / "docker-compose.yml")]
-        self.run = runs / "toy"
-        self.environment = os.environ | {
-            "LIKENESS_RUNS": str(runs), "LIKENESS_PORT": str(port), "LIKENESS_STEPS": str(STEPS),
-            "LIKENESS_UID": str(os.getuid()), "LIKENESS_GID": str(os.getgid()),
-        }  # fmt: skip
-
-    def __call__(self, *arguments: str, seconds: float = 300) -> str:
-        result = subprocess.run(
-            [*self.command, *arguments], env=self.environment, capture_output=True, text=True, timeout=seconds
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    def wait_for_steps(self, count: int, seconds: float = 240) -> None:
-        give_up_at = time.monotonic() + seconds
-        metrics = self.run / "metrics.jsonl"
-        while not metrics.exists() or metrics.read_bytes().count(b"\n") < count:
-            assert time.monotonic() < give_up_at, self("logs", "--no-color")
-            time.sleep(0.2)
-
-    def wait_for_end(self) -> None:
-        assert self("wait", "trainer", seconds=400).strip().endswith("0"), self("logs", "--no-color", "trainer")
-
-
-@pytest.fixture
-def composition(compose: list[str], tmp_path: Path) -> Iterator[Callable[[str, int], Composition]]:
-    """Returns a function that gives a project by name and port; all are taken down afterwards."""
-    projects = []
-
-    def make(name: str, port: int) -> Composition:
-        runs = tmp_path / name
-        runs.mkdir()
-        projects.append(Composition(compose, runs, port))
+    def make(*files: str, **variables: str) -> Composition:
+        projects.append(Composition(engine, files, tmp_path_factory.mktemp("runs"), **variables))
         return projects[-1]
 
     yield make
     for project in projects:
-        project("down", "--volumes", "--timeout", "5")
+        project.down()
 
 
-@pytest.mark.timeout(900)
-def test_it_trains_and_a_killed_reward_container_changes_nothing(composition) -> None:
-    calm, disturbed = composition("calm", 50061), composition("disturbed", 50062)
-    calm("up", "--detach", "--no-build")
-    calm.wait_for_end()
+@pytest.fixture(scope="module")
+def calm(composition: Callable[..., Composition], token_file: Path) -> Composition:
+    """A run to its end that nothing disturbs, with a token."""
+    project = composition(*CPU, LIKENESS_TOKEN_FILE=str(token_file))
+    project.up()
+    project.reward_as_the_trainer_started = project.state("reward")
+    project.wait_for_end()
+    return project
+
+
+def moment(text: str) -> datetime:
+    """Returns the time that the engine tells in RFC 3339 with nanoseconds."""
+    whole, _, fraction = re.sub(r"(Z|[+-]\d\d:\d\d)$", "", text).partition(".")
+    offset = text[-6:] if text[-6] in "+-" else "+00:00"
+    return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}{offset}")
+
+
+def info(project: Composition, *more: str) -> subprocess.CompletedProcess[str]:
+    """Asks the reward service on the host's port."""
+    words = ["info", "--endpoint", f"localhost:{project.port}", "--timeout", "10", *more]
+    return subprocess.run([sys.executable, "-m", "likeness_reward", *words], capture_output=True, text=True)
+
+
+def test_it_trains_and_reports(calm: Composition) -> None:
+    lines = (calm.run / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == STEPS
     (calm.run / "report.html").unlink()
     calm("run", "--rm", "--no-deps", "trainer", "report", "/runs/toy")
-    assert (calm.run / "report.html").stat().st_size > 10_000
+    assert "</html>" in (calm.run / "report.html").read_text()
 
-    disturbed("up", "--detach", "--no-build")
+
+def test_services_start_in_order_of_health(calm: Composition) -> None:
+    health = calm.reward_as_the_trainer_started["Health"]
+    checks = [each["End"] for each in health["Log"] if each["ExitCode"] == 0]  # type: ignore[index]
+    started = str(calm.state("trainer")["StartedAt"])
+    assert moment(checks[0]) < moment(started)
+    assert moment(str(calm.state("people")["FinishedAt"])) < moment(started)
+
+
+def test_the_port_on_the_host_wants_the_token(calm: Composition, token_file: Path) -> None:
+    assert info(calm, "--token-file", str(token_file)).returncode == 0
+    refused = info(calm)
+    assert refused.returncode != 0
+    assert "no valid bearer token" in refused.stderr
+
+
+def test_the_trainer_reaches_the_reward_service_and_nothing_outside(calm: Composition, engine: Engine) -> None:
+    def reached(host: str, port: str) -> str:
+        words = ("run", "--rm", "--no-deps", "--entrypoint", "python", "trainer", "-c", CONNECT, host, port)
+        return calm(*words, check=False).strip()
+
+    gateway = engine("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
+    assert reached("reward", "50051") == "reached"
+    assert reached(gateway, str(calm.port)) == ""
+
+
+def test_a_killed_reward_container_changes_nothing(composition, calm: Composition) -> None:
+    disturbed = composition(*CPU)
+    disturbed.up()
     disturbed.wait_for_steps(1)
-    disturbed("kill", "reward")
-    time.sleep(1.0)
-    disturbed("start", "reward")
+    disturbed.crash("reward")
     disturbed.wait_for_end()
-    ours, theirs = (load_file(project.run / "lora" / "low_noise.safetensors") for project in (disturbed, calm))
-    assert ours.keys() == theirs.keys()
-    assert all(ours[name].equal(theirs[name]) for name in ours)
+    disturbed.assert_same_lora(calm)
+    assert info(disturbed).returncode == 0, "without LIKENESS_TOKEN_FILE no token is asked for"
+
+
+def test_the_gpu_composition_with_triton_on_the_cpu(
+    composition, calm: Composition, engine: Engine, triton_image: str, token_file: Path
+) -> None:
+    project = composition(*GPU_SHAPE, LIKENESS_TOKEN_FILE=str(token_file))
+    project.up()
+    reward = project.container("reward")
+    regions = engine("exec", project.container("triton"), "ls", "/dev/shm").split()
+    assert any(name.startswith("likeness-") for name in regions), "Triton sees the memory of the service"
+    assert engine("exec", reward, "python", "-c", CONNECT, "triton", "8001") == "reached"
+    networks = '{{range $name, $each := .NetworkSettings.Networks}}{{$name}} {{$each.IPAddress}}{{"\\n"}}{{end}}'
+    (network,) = engine("inspect", "--format", networks, project.container("triton")).splitlines()
+    name, address = network.split()
+    assert name == f"{project.name}_inference"
+    for host in ("triton", address):
+        words = ("exec", project.container("trainer"), "python", "-c", CONNECT, host, "8001")
+        assert engine(*words, check=False) == "", "only the gateway reaches Triton"
+    project.wait_for_steps(1)
+    project.crash("triton")
+    project.wait_for_end()
+    project.assert_same_lora(calm)
+    assert info(project, "--token-file", str(token_file)).returncode == 0

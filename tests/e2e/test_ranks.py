@@ -88,6 +88,24 @@ def test_two_ranks_with_sharded_weights_make_the_run_of_one(torchrun, alone, tmp
     assert_close_run(tmp_path / "run", alone)
 
 
+def test_both_algorithms_on_two_ranks_with_sharded_weights_make_the_run_of_one(
+    torchrun, run_here, server, tmp_path
+) -> None:
+    """The first step's gradients are equal. AdamW then moves weights whose gradient is rounding alone by the whole
+    rate, either way, and gradients through pixels feel it more than those of samples do."""
+    hybrid = ("steps=2", "algorithm.name=hybrid", "algorithm.groups_per_step=2", "algorithm.kl_target=null")
+    run_here(tmp_path / "alone", server.endpoint, *RUN, *hybrid)
+    finish(torchrun(tmp_path / "run", *hybrid, "parallel.sharding=fsdp2"))
+    ours, theirs = records(tmp_path / "run"), records(tmp_path / "alone")
+    assert ours[0] == pytest.approx(theirs[0], rel=TOLERANCE)
+    assert ours[1] == pytest.approx(theirs[1], rel=0.01)
+    assert all(line["grad_norm"] > 0 for line in ours)
+    weights, expected = (load_file(tmp_path / run / "lora" / "low_noise.safetensors") for run in ("run", "alone"))
+    moved = [name for name in weights if "lora_B" in name]
+    distance = sum(float(((weights[name] - expected[name]) ** 2).sum()) for name in moved) ** 0.5
+    assert distance <= 0.02 * sum(float((expected[name] ** 2).sum()) for name in moved) ** 0.5
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_started_anew_and_changes_nothing(torchrun, two_ranks, tmp_path, rank) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"

@@ -14,7 +14,6 @@ from likeness_trainer.errors import ConfigError
 
 @pytest.mark.parametrize("name", ["reward_feedback", "hybrid"])
 def test_a_run_moves_the_adapters(run_here: Callable[..., Any], server: Server, tmp_path: Path, name: str) -> None:
-    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
     folder = run_here(tmp_path / "run", server.endpoint, f"algorithm.name={name}")
     records = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     assert all(record["skipped"] == 0 and record["groups_dropped"] == 0 for record in records)

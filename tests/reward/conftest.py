@@ -204,15 +204,18 @@ def write_detector(path: Path, *, output_count: int = 9, box_columns: int = 4, s
     save_network(path, nodes, [("image", [1, 3, None, None])], outputs[:output_count], weights)
 
 
-def write_recognizer(path: Path, *, side: int = 112, length: int = 4, normalises: bool = False) -> None:
-    """Writes an ArcFace whose embedding is a fixed projection of the mean colour, plus a bias."""
+def write_recognizer(
+    path: Path, *, side: int = 112, length: int = 4, normalises: bool = False, last: str = "Identity"
+) -> None:
+    """Writes an ArcFace whose embedding is a fixed projection of the mean colour, plus a bias, through an operator."""
     matrix = np.eye(3, length, dtype=np.float32)
     weights = {"matrix": matrix, "bias": np.full(length, 0.5, np.float32), "zero": np.float32(0), "one": np.float32(1)}
     nodes = [
         helper.make_node("GlobalAveragePool", ["scaled" if normalises else "crop"], ["mean"]),
         helper.make_node("Flatten", ["mean"], ["flat"]),
         helper.make_node("MatMul", ["flat", "matrix"], ["projected"]),
-        helper.make_node("Add", ["projected", "bias"], ["embedding"]),
+        helper.make_node("Add", ["projected", "bias"], ["sum"]),
+        helper.make_node(last, ["sum"], ["embedding"], name="last"),
     ]
     if normalises:
         nodes.insert(0, helper.make_node("Sub", ["crop", "zero"], ["shifted"], name="Sub_0"))

@@ -1,6 +1,7 @@
 """What becomes of gradients that a server lacks, refuses, or sends wrongly."""
 
 import sys
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -10,7 +11,7 @@ from likeness.reward.v1 import reward_pb2, reward_service_pb2
 from likeness_reward.client import RewardClient
 from likeness_reward.domain import CropGradient, ScoreOptions, VideoReward
 from likeness_reward.embedded import EmbeddedScorer
-from likeness_reward.errors import FeatureUnavailable, InvalidGradients, InvalidRequest
+from likeness_reward.errors import FeatureUnavailable, InvalidGradients, InvalidPack, InvalidRequest
 from likeness_reward.gradient_wire import gradients_from_messages, gradients_to_message, with_gradients
 
 WANTED = ScoreOptions(include_crop_gradients=True)
@@ -18,18 +19,37 @@ GRADIENT = CropGradient(1, np.linspace(-1, 1, 3 * 16, dtype=np.float32).reshape(
 REWARD = VideoReward(0.5, (), 2, 1, "f" * 64, ())
 
 
-def test_a_server_without_the_extra_says_so(serve, written_pack, monkeypatch) -> None:
+@pytest.fixture
+def curved_pack(written_pack: Path, onnx_writer) -> Path:
+    """A pack whose recognizer ends in an operator that has no rule of its own."""
+    onnx_writer.recognizer(written_pack / "recognizer.onnx", last="Tanh")
+    return written_pack
+
+
+def test_a_server_without_the_extra_names_the_operator_that_needs_it(serve, curved_pack, monkeypatch) -> None:
     monkeypatch.setattr("likeness_reward.embedded.has_gradients_extra", lambda: False)
-    scorer = EmbeddedScorer(written_pack)
+    scorer = EmbeddedScorer(curved_pack)
     with RewardClient(serve(scorer).endpoint) as client:
         assert not client.server_info().has_crop_gradients
         identity = scorer.embed_identity([np.full((64, 64, 3), 255, np.uint8)])
-        with pytest.raises(FeatureUnavailable, match=r"likeness-reward\[gradients\]") as caught:
+        reason = r"no derivative of Tanh last; the extra likeness-reward\[gradients\]"
+        with pytest.raises(FeatureUnavailable, match=reason) as caught:
             client.score(np.zeros((1, 64, 64, 3), np.uint8), identity, WANTED)
         assert caught.value.code == grpc.StatusCode.UNIMPLEMENTED
         stream = client.open_stream(WANTED, identity=identity, deadline_s=10)
         with stream, pytest.raises(FeatureUnavailable):
             list(stream.results())
+
+
+def test_the_extra_differentiates_operators_without_a_rule(curved_pack) -> None:
+    """The embedding is tanh(mean colour + 0.5), so its similarity rises with the colour of the other person."""
+    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
+    scorer = EmbeddedScorer(curved_pack)
+    identity = scorer.embed_identity([np.full((64, 64, 3), (255, 200, 200), np.uint8)])
+    frame = np.full((1, 64, 64, 3), 230, np.uint8)
+    (gradient,) = scorer.score(frame, identity, WANTED).crop_gradients
+    red, green, blue = gradient.values.sum(axis=(1, 2))
+    assert red > 0 > green == pytest.approx(blue)
 
 
 def test_networks_that_are_no_onnx_file_have_no_gradients(serve, colours) -> None:
@@ -38,7 +58,6 @@ def test_networks_that_are_no_onnx_file_have_no_gradients(serve, colours) -> Non
 
 
 def test_a_weight_of_motion_is_refused_together_with_gradients(serve, written_pack) -> None:
-    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
     scorer = EmbeddedScorer(written_pack)
     identity = scorer.embed_identity([np.full((64, 64, 3), 255, np.uint8)])
     options = WANTED.model_copy(update={"motion_weight": 0.1})
@@ -46,15 +65,27 @@ def test_a_weight_of_motion_is_refused_together_with_gradients(serve, written_pa
         client.score(np.zeros((1, 64, 64, 3), np.uint8), identity, options)
 
 
-def test_scores_alone_never_import_torch(written_pack) -> None:
+def test_gradients_need_no_torch(written_pack) -> None:
     import subprocess
 
     code = (
         "import sys, numpy as np, likeness_reward.client; from likeness_reward.embedded import EmbeddedScorer;"
+        "from likeness_reward.domain import ScoreOptions;"
         f"s = EmbeddedScorer({str(written_pack)!r}); f = np.full((1, 64, 64, 3), 255, np.uint8);"
-        "s.score(f, s.embed_identity(list(f))); assert 'torch' not in sys.modules"
+        "r = s.score(f, s.embed_identity(list(f)), ScoreOptions(include_crop_gradients=True));"
+        "assert len(r.crop_gradients) == 1; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_derivative_of_other_numbers_than_the_score_is_refused(written_pack, onnx_writer) -> None:
+    """The file is replaced under a running scorer, before gradients are first asked for."""
+    scorer = EmbeddedScorer(written_pack)
+    frames = np.full((1, 64, 64, 3), (255, 0, 0), np.uint8)
+    identity = scorer.embed_identity(list(frames))
+    onnx_writer.recognizer(written_pack / "recognizer.onnx", last="Relu")
+    with pytest.raises(InvalidPack, match="a similarity differs by 0.* differentiated and the one that scores"):
+        scorer.score(frames, identity, WANTED)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 0.0])
@@ -102,7 +133,6 @@ def test_too_few_or_too_many_gradients_are_refused(messages: list[reward_pb2.Cro
 
 
 def test_the_feature_is_listed(serve, written_pack) -> None:
-    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
     with RewardClient(serve(EmbeddedScorer(written_pack)).endpoint) as client:
         info = client._stub.GetServerInfo(reward_service_pb2.GetServerInfoRequest(), timeout=10)
     assert list(info.features) == [reward_service_pb2.FEATURE_CROP_GRADIENTS]

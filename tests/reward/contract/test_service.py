@@ -1,6 +1,7 @@
 """The unary calls, errors, health and limits over real gRPC."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -296,6 +297,33 @@ def test_a_bad_field_and_a_busy_server_say_so_in_the_standard_details(serve, col
     (retry,) = details_of(errors.ServerBusy("later"), RetryInfo)
     assert retry.retry_delay.seconds == 1
     assert errors.error_from_status(errors.status_from_error(errors.ServerBusy("later"))).retry_after_s == 1.0
+
+
+def test_a_connection_of_the_greatest_age_takes_no_new_call_and_finishes_its_streams(serve, colours, caplog) -> None:
+    frames, identity = np.stack([colours.frame()] * 2), colours.identity()
+    caplog.set_level("INFO", logger="likeness_reward.interceptor")
+
+    def peers(method: str) -> list[str]:
+        return [record.peer for record in caplog.records if getattr(record, "method", "") == method]
+
+    server = serve(max_connection_age_s=1)
+    with (
+        RewardClient(server.endpoint, timeout_s=20) as client,
+        client.open_stream(identity=identity, deadline_s=60) as stream,
+    ):
+        stream.start_video("older than the connection", 64, 64, 2)
+        stream.send_frames("older than the connection", 0, frames[:1])
+        give_up_at = time.monotonic() + 20
+        while len(set(peers("ScoreVideo"))) < 3:  # two connections later
+            assert client.score(frames, identity).value == pytest.approx(1.0)
+            assert time.monotonic() < give_up_at, "all calls came over the same connection"
+            time.sleep(0.05)
+        stream.send_frames("older than the connection", 1, frames[1:])
+        stream.end_video("older than the connection")
+        stream.close()
+        ((_, reward),) = stream.results()
+        assert reward.embedded_frame_count == 2
+    assert peers("StreamVideoScores") == peers("ScoreVideo")[:1]
 
 
 def test_a_server_with_other_models_than_expected_does_not_start(serve, colours) -> None:

@@ -167,10 +167,10 @@ def test_a_missing_extra_names_the_command_that_installs_it(
 ) -> None:
     from likeness_reward import extras
 
-    monkeypatch.setattr(extras, "SERVER_MODULES", ("onnxruntime", "a_module_that_is_not_there"))
+    monkeypatch.setattr(extras, "EMBEDDED_MODULES", ("onnxruntime", "a_module_that_is_not_there"))
     code, _, err = run("pack", "check", written_pack)
     assert code == 1
-    assert "needs a_module_that_is_not_there: pip install 'likeness-reward[server]'" in err
+    assert "needs a_module_that_is_not_there: pip install 'likeness-reward[embedded]'" in err
 
 
 def unboxed(text: str) -> str:

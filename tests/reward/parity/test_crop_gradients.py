@@ -21,7 +21,6 @@ OPTIONS = ScoreOptions(include_crop_gradients=True, gradient_encoding="float32")
 
 @pytest.fixture(scope="module", params=["toy", "real"])
 def scorer(request: Any) -> EmbeddedScorer:
-    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
     return EmbeddedScorer(request.getfixturevalue(f"{request.param}_pack"))
 
 
@@ -40,19 +39,22 @@ def other_person(scorer: EmbeddedScorer) -> IdentityTemplate:
 
 
 def test_gradients_equal_those_of_a_network_written_out(scorer: EmbeddedScorer) -> None:
-    frames, identity = painted(3, 4), other_person(scorer)
+    """A rectifier whose input is rounding alone opens here and not there, now and then: a step in the derivative."""
+    frames, identity = painted(3, 9), other_person(scorer)
     options = OPTIONS.model_copy(update={"identity_weight": 0.5, "coverage_weight": 2.0})
     reward = scorer.score(frames, identity, options)
-    assert reward.embedded_frame_count == len(reward.crop_gradients) == 4
+    assert reward.embedded_frame_count == len(reward.crop_gradients) == 9
     written_out = WrittenOut(scorer.pack.recognizer.path)
+    distances = []
     for gradient, score in zip(reward.crop_gradients, reward.frames, strict=True):
         crop = crop_of(frames[score.frame_index], score.observation.face.landmarks)
         pixels = (torch.from_numpy(crop).permute(2, 0, 1)[None] / 255).requires_grad_()
         similarity = written_out.similarity(pixels, torch.from_numpy(identity.embedding))
         assert similarity.item() == pytest.approx(score.similarity, abs=1e-5)
-        (expected,) = torch.autograd.grad(0.5 * similarity.sum() / 4, pixels)
-        distance = np.linalg.norm(gradient.values - expected[0].numpy()) / expected.norm().item()
-        assert distance < 1e-4
+        (expected,) = torch.autograd.grad(0.5 * similarity.sum() / 9, pixels)
+        distances.append(np.linalg.norm(gradient.values - expected[0].numpy()) / expected.norm().item())
+    assert np.median(distances) < 1e-5
+    assert max(distances) < 1e-2
 
 
 def test_gradients_predict_finite_differences_of_the_served_similarity(scorer: EmbeddedScorer) -> None:

@@ -215,3 +215,38 @@ def test_the_command_says_what_it_wrote(
     assert "largest difference 0.0e+00" in printed.out
     assert load_pack(written_pack).fingerprint in printed.out
     assert "models exists" in printed.err
+
+
+def test_gradients_are_a_third_model(export_pack: Callable[..., Path], written_pack: Path, tmp_path: Path) -> None:
+    repository = export_pack(written_pack, tmp_path / "models", runtime="onnxruntime", max_batch=4, gradients=True)
+    config, recognizer = (config_in(repository, model) for model in ("face_gradient", "face_recognizer"))
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.input] == [
+        ("images_rgb", model_config_pb2.TYPE_UINT8, [112, 112, 3]),
+        ("templates", model_config_pb2.TYPE_FP32, [4]),
+    ]
+    assert {each.name: list(each.dims) for each in config.output} == {
+        "similarities": [1], "gradients": [3, 112, 112],
+    }  # fmt: skip
+    assert config.parameters["network_hash"] == recognizer.parameters["network_hash"]
+    assert set(config.model_warmup[0].inputs) == {"images_rgb", "templates"}
+
+
+def test_gradients_are_those_of_full_precision_only(
+    export_pack: Callable[..., Path], written_pack: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRepository, match="gradients were asked for with precision fp16"):
+        export_pack(written_pack, tmp_path / "models", precision="fp16", gradients=True)
+    repository = export_pack(
+        written_pack, tmp_path / "models", runtime="onnxruntime", device="cuda", tensorrt=True, gradients=True
+    )
+    assert not config_in(repository, "face_gradient").HasField("optimization")
+    assert config_in(repository, "face_recognizer").HasField("optimization")
+
+
+def test_a_recognizer_without_a_derivative_writes_nothing(
+    export_pack: Callable[..., Path], written_pack: Path, onnx_writer, tmp_path: Path
+) -> None:
+    onnx_writer.recognizer(written_pack / "recognizer.onnx", last="Tanh")
+    with pytest.raises(InvalidPack, match="recognizer.onnx cannot be differentiated: .*Tanh"):
+        export_pack(written_pack, tmp_path / "models", gradients=True)
+    assert not (tmp_path / "models").exists()

@@ -13,7 +13,6 @@ PROMPT = "a portrait of a person"
 @pytest.fixture(scope="session")
 def make_training_module() -> Callable[..., Any]:
     """Returns a function that makes a WanTrainingModule on the toy, its adapters moved away from zero."""
-    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
     toyworld = pytest.importorskip("likeness_toyworld", reason="the toy world is not installed")
     from likeness_trainer.wan import WanTrainingModule
 

@@ -11,10 +11,10 @@ import torch
 from likeness_reward import gradient_wire
 from likeness_trainer.config import OptimizerConfig
 from likeness_trainer.errors import RewardRejectedError
+from likeness_trainer.learn.feedback_update import FeedbackUpdate, backpropagate_rewards
 from likeness_trainer.learn.learner import Learner
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.learn.prompts import PreparedPrompt
-from likeness_trainer.learn.reward_feedback import FeedbackUpdate, backpropagate_rewards
 from likeness_trainer.reward_link import RewardConfig, RewardLink
 
 ALGORITHM = PolicyGradientConfig(name="reward_feedback")
@@ -23,13 +23,12 @@ ALGORITHM = PolicyGradientConfig(name="reward_feedback")
 @pytest.fixture
 def prompt(module: Any, conditioning: Any, person_frames: np.ndarray, scorer: Any) -> PreparedPrompt:
     identity = scorer.embed_identity(list(person_frames))
-    return PreparedPrompt(1, "a portrait of a person", conditioning.to("cpu"), identity, 9, 64, 64)
+    return PreparedPrompt(1, "a portrait of a person", conditioning.to("cpu"), identity, None, 9, 64, 64)
 
 
 @pytest.fixture(scope="module")
 def scorer() -> Any:
     toyworld = pytest.importorskip("likeness_toyworld", reason="the toy world is not installed")
-    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
     from likeness_reward.embedded import EmbeddedScorer
 
     return EmbeddedScorer(toyworld.face_pack_path())
@@ -63,9 +62,9 @@ def test_an_undisturbed_step_moves_the_adapters(module: Any, serve: Callable[...
 def test_a_server_without_the_feature_is_refused_before_training(
     serve: Callable[..., Any], scorer, monkeypatch
 ) -> None:
-    monkeypatch.setattr("likeness_reward.embedded.has_gradients_extra", lambda: False)
+    monkeypatch.setitem(scorer.__dict__, "gradient_source", "no such model")
     link = connect(serve(scorer).endpoint)
-    with pytest.raises(RewardRejectedError, match=r"server,gradients"):
+    with pytest.raises(RewardRejectedError, match="sends no gradients .*, export the pack with --gradients"):
         link.require_gradients(link.connect())
 
 

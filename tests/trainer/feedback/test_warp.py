@@ -16,7 +16,6 @@ from likeness_trainer.learn.reward_feedback import reward_with_gradient
 @pytest.fixture(scope="module")
 def scorer():
     toyworld = pytest.importorskip("likeness_toyworld", reason="the toy world is not installed")
-    pytest.importorskip("onnx2torch", reason="the [gradients] extra is not installed: no onnx2torch")
     from likeness_reward.embedded import EmbeddedScorer
 
     return EmbeddedScorer(Path(toyworld.face_pack_path()))

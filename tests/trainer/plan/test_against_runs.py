@@ -91,7 +91,12 @@ def test_two_whole_steps_take_the_planned_memory(tmp_path: Path) -> None:
     meta, costs = planned(config)
     memory = memory_plan(config, model_bytes(meta), costs, 0, 1)
     model, conditioning = loaded(config)
-    assert sum(memory.weights.values()) + memory.adapters == sum(p.nbytes for p in model.pipe.parameters())
+    at_first = memory.parts["encoding"]
+    weights = [at_first[part] for part in ("dit", "dit2", "text_encoder", "vae", "LoRA")]
+    assert sum(weights) == sum(parameter.nbytes for parameter in model.pipe.parameters())
+    model.drop_encoders()
+    there_before = sum(memory.parts["update"][part] for part in ("dit", "dit2", "vae", "LoRA", "gradients"))
+    assert there_before == sum(p.nbytes for p in model.pipe.parameters()) + memory.parts["update"]["gradients"]
     learner = Learner(model, config.optimizer, config.algorithm)
 
     def steps() -> None:
@@ -103,7 +108,6 @@ def test_two_whole_steps_take_the_planned_memory(tmp_path: Path) -> None:
                     scored.append(ScoredTrajectory(trajectory, conditioning, torch.randn(2, 3)))
             learner.update(scored, step)
 
-    there_before = sum(memory.weights.values()) + memory.adapters + memory.gradients
     taken = allocated_peak(steps, tmp_path, without_scratch=True)
     assert memory.peak - there_before == pytest.approx(taken, rel=0.15)
 

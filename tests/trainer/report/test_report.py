@@ -58,8 +58,9 @@ def finished_run(run_dir):
                     "coverage": 0.95,
                     "kl": step * 1e-3,
                     "clip_fraction": 0.1,
-                    "grad_norm": 0.5,
-                    "loss": -0.1,
+                    "grad_norm": 0.5 + step % 2,
+                    "loss": -0.1 / step,
+                    "reward/identity": 0.4 + step / 300,
                     "seconds": {"sample": 1.0, "decode": 2.0, "total": 3.0},
                 }  # fmt: skip
             )
@@ -146,13 +147,17 @@ def test_the_verdict_follows_the_interval_and_not_the_difference(interval, expec
     assert verdict({**HELD_OUT, "ci95": interval}).startswith(expected)
 
 
-def test_every_metric_has_its_curve_the_important_ones_first(finished_run):
+def test_every_metric_that_changes_has_its_curve_the_important_ones_first(finished_run):
     text = write_report(finished_run).read_text(encoding="utf-8")
     labels = re.findall(r'<svg role="img" aria-label="([^"]+)"', text)
     assert labels == [
-        "reward: what the policy is paid for", "coverage: share of frames with a face",
-        "KL: distance from the base model", "gradient norm before clipping", "share of clipped ratios", "loss",
-        "seconds per phase", "each held-out pair",
+        "reward: what the policy is paid for", "KL: distance from the base model", "gradient norm before clipping",
+        "loss: its gradient counts, not its height", "identity: component of the reward", "seconds per phase",
+        "each held-out pair",
+    ]  # fmt: skip
+    constant = text.split("The same in every step:")[1].split("</table>")[0]
+    assert re.findall(r"<t[hd]>([^<]*)</t[hd]>", constant) == [
+        "coverage: share of frames with a face", "0.95", "share of clipped ratios", "0.1"
     ]  # fmt: skip
     assert "Bold: mean of the last 3 steps" in text
     assert ">decode</text>" in text

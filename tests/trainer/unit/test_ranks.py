@@ -89,15 +89,3 @@ def test_sharding_needs_processes_to_spread_the_weights_over(monkeypatch: pytest
         open_ranks(ParallelConfig(sharding="fsdp2"), "cpu"),
     ):
         pass
-
-
-def test_reward_feedback_is_refused_on_several_ranks() -> None:
-    from likeness_trainer.config import load_config
-    from likeness_trainer.preflight import require_equal_parts
-
-    recipe = Path(__file__).parents[3] / "recipes" / "toy.yaml"
-    require_equal_parts(load_config(recipe, ["algorithm.name=hybrid", "algorithm.groups_per_step=2"], {}), 1)
-    for name in ("hybrid", "reward_feedback"):
-        config = load_config(recipe, [f"algorithm.name={name}", "algorithm.groups_per_step=2"], {})
-        with pytest.raises(ConfigError, match=f"algorithm.name is {name}, which runs on one rank only, not on 2"):
-            require_equal_parts(config, 2)

@@ -1,6 +1,7 @@
 """Likeness reward: how well a generated video keeps the identity of a person.
 
-The base install is a gRPC client and a command line; the [server] extra adds the models' runtime and the server.
+The base install is a gRPC client and a command line; the [embedded] extra adds the models' runtime, the
+[server] extra the server.
 """
 
 from importlib.metadata import version

@@ -20,8 +20,14 @@ def open_backend(settings: ServerSettings) -> FaceScorer:
 
     Raises InvalidPack, ProviderUnavailable, InferenceServerUnavailable, InvalidRepository or FingerprintMismatch.
     """
-    if settings.backend == "triton":
-        return open_triton(settings)
+    scorer = open_triton(settings) if settings.backend == "triton" else open_embedded(settings)
+    if not scorer.has_crop_gradients:
+        logger.info("the reward is served without gradients: %s", scorer.gradient_source)
+    return scorer
+
+
+def open_embedded(settings: ServerSettings) -> EmbeddedScorer:
+    """Returns a scorer whose networks run in this process."""
     assert settings.pack is not None  # the settings have checked it
     return EmbeddedScorer(
         settings.pack, detector_size=settings.detector_size, threads=settings.threads, provider=settings.provider

@@ -1,13 +1,12 @@
-"""Scoring in this process, without a server. Needs the [server] extra."""
+"""Scoring in this process, without a server. Needs the [embedded] extra."""
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,33 +24,36 @@ from likeness_reward.domain import (
 from likeness_reward.errors import (
     FeatureUnavailable,
     FingerprintMismatch,
+    InferenceFailed,
     InvalidImage,
+    InvalidPack,
     InvalidTemplate,
     InvalidVideo,
     LikenessError,
     NoFaceInImages,
 )
-from likeness_reward.extras import has_gradients_extra, require_server_extra
+from likeness_reward.extras import has_gradients_extra, require_embedded_extra
 from likeness_reward.face.analysis import FaceAnalyzer, FrameAnalysis
 from likeness_reward.face.crop_gradients import check_differentiable, invert_alignment
 from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector
 from likeness_reward.face.motion import thumbnails_of
-from likeness_reward.face.recognizer import FaceRecognizer, RecognizerConfig
+from likeness_reward.face.recognizer import FaceRecognizer
 from likeness_reward.face.scoring import check_reference_motion, cosine, pool_embeddings, reward_from_frames
 from likeness_reward.images import MAX_PIXELS, decode_image
-from likeness_reward.inference.session import InferenceSession
+from likeness_reward.inference.session import InferenceSession, RecognizerGradient
 from likeness_reward.many import VideoToScore, check_concurrency
 from likeness_reward.video_stream import VideoOutcome
 
-require_server_extra("scoring in this process")
+require_embedded_extra("scoring in this process")
 
+from likeness_reward.inference.onnx_gradients import OnnxRecognizerGradient  # noqa: E402
 from likeness_reward.inference.onnxruntime import OnnxRuntimeSession, Provider  # noqa: E402
+from likeness_reward.pack.gradient_network import why_not_differentiable  # noqa: E402
 from likeness_reward.pack.pack import Pack, PackDescription, load_pack  # noqa: E402
 
-if TYPE_CHECKING:
-    from likeness_reward.inference.torch_gradients import RecognizerGradient
-
 FRAMES_AT_ONCE = 8
+LARGEST_DISAGREEMENT = 1e-3
+"""Largest difference of a similarity between the network that is differentiated and the one that scores."""
 
 
 class FaceScorer:
@@ -67,7 +69,6 @@ class FaceScorer:
             FaceDetector(detector, pack.detector_config), FaceRecognizer(recognizer, pack.recognizer_config)
         )
         self.embedding_length = self.analyzer.recognizer.embedding_length()
-        self._load_gradient: Callable[[], RecognizerGradient] | None = None
         self._gradient: RecognizerGradient | None = None
         self._gradient_lock = threading.Lock()
 
@@ -162,7 +163,12 @@ class FaceScorer:
     @property
     def has_crop_gradients(self) -> bool:
         """Whether ScoreOptions.include_crop_gradients is honoured."""
-        return self._load_gradient is not None and has_gradients_extra()
+        return not isinstance(self.gradient_source, str)
+
+    @cached_property
+    def gradient_source(self) -> Callable[[], RecognizerGradient] | str:
+        """What loads the differentiable recognizer, or why there is none."""
+        return "its networks are not known as ONNX graphs"
 
     def check_options(self, options: ScoreOptions) -> None:
         """Raises FeatureUnavailable or InvalidRequest when the options ask for gradients that there are not."""
@@ -170,15 +176,17 @@ class FaceScorer:
             return
         if not self.has_crop_gradients:
             raise FeatureUnavailable(
-                "options.include_crop_gradients: this scorer has no FEATURE_CROP_GRADIENTS; it needs networks in its "
-                "own process and the extra likeness-reward[gradients]"
+                f"options.include_crop_gradients: this scorer has no FEATURE_CROP_GRADIENTS: {self.gradient_source}"
             )
         check_differentiable(options)
 
     def _gradients(
         self, analyses: Sequence[FrameAnalysis], identity: IdentityTemplate
     ) -> list[SimilarityGradient | None]:
-        """Returns the gradient of each frame's similarity; None where no face was embedded."""
+        """Returns the gradient of each frame's similarity; None where no face was embedded.
+
+        Raises InferenceFailed when one is not finite, InvalidPack when they are not those of the network that scores.
+        """
         found = [
             (position, analysis.crop, analysis.embedding, analysis.observation.face)
             for position, analysis in enumerate(analyses)
@@ -192,22 +200,29 @@ class FaceScorer:
         if not shown:
             return gradients
         crops = np.stack([crop for _, crop, _, _ in shown])
-        recognizer = self._recognizer_gradient(crops, np.stack([embedding for _, _, embedding, _ in shown]))
+        recognizer = self._recognizer_gradient()
         began = time.perf_counter()
-        _, values = recognizer.similarity_gradients(crops, identity.embedding)
+        similarities, values = recognizer.similarity_gradients(crops, identity.embedding)
         self.analyzer.observe_stage("gradient", time.perf_counter() - began)
+        if not (np.isfinite(similarities).all() and np.isfinite(values).all()):
+            raise InferenceFailed("the gradient of the recognizer is not finite")
+        scored = np.stack([embedding for _, _, embedding, _ in shown]) @ identity.embedding
+        difference = float(np.abs(similarities - scored).max())
+        if difference > LARGEST_DISAGREEMENT:
+            raise InvalidPack(
+                f"a similarity differs by {difference:.2g} between the recognizer that is differentiated and the one "
+                f"that scores; at most {LARGEST_DISAGREEMENT:g} is allowed"
+            )
         for (position, crop, _, face), value in zip(shown, values, strict=True):
             gradients[position] = SimilarityGradient(value, invert_alignment(face.landmarks, len(crop)))
         return gradients
 
-    def _recognizer_gradient(self, crops: NDArray[np.uint8], embeddings: NDArray[np.float32]) -> "RecognizerGradient":
-        """Returns the differentiable recognizer, loaded and checked against the one that scores on first use."""
+    def _recognizer_gradient(self) -> RecognizerGradient:
+        """Returns the differentiable recognizer, loaded on first use."""
         with self._gradient_lock:
             if self._gradient is None:
-                assert self._load_gradient is not None  # check_options has asked
-                gradient = self._load_gradient()
-                gradient.check_agreement(crops, embeddings)
-                self._gradient = gradient
+                assert not isinstance(self.gradient_source, str)  # check_options has asked
+                self._gradient = self.gradient_source()
             return self._gradient
 
     def score(
@@ -290,20 +305,26 @@ class EmbeddedScorer(FaceScorer):
             provider=provider,
         )
         super().__init__(pack, detector_session, recognizer_session, detector_session.provider)
-        self._load_gradient = partial(
-            load_recognizer_gradient,
-            pack.recognizer.path,
-            recognizer,
-            recognizer_session.input.shape[0] is None,
-            "cuda" if provider == "cuda" else "cpu",
-        )
+        self._threads: int = threads
+        self._provider: Provider = provider
+
+    @cached_property
+    def gradient_source(self) -> Callable[[], RecognizerGradient] | str:
+        """The recognizer's graph differentiated as ONNX, or by torch where an operator has no rule for that."""
+        missing = why_not_differentiable(self.pack)
+        if missing is None:
+            return partial(OnnxRecognizerGradient, self.pack, threads=self._threads, provider=self._provider)
+        if has_gradients_extra():
+            return partial(load_torch_gradient, self.pack, "cuda" if self._provider == "cuda" else "cpu")
+        return f"{missing}; the extra likeness-reward[gradients] differentiates by torch, which knows more operators"
 
 
-def load_recognizer_gradient(path: Path, config: RecognizerConfig, batched: bool, device: str) -> "RecognizerGradient":
-    """Returns the differentiable recognizer of a pack; torch is imported here. Raises InvalidPack."""
-    from likeness_reward.inference.torch_gradients import RecognizerGradient
+def load_torch_gradient(pack: Pack, device: str) -> RecognizerGradient:
+    """Returns the recognizer of a pack differentiated by torch, which is imported here. Raises InvalidPack."""
+    from likeness_reward.inference.torch_gradients import TorchRecognizerGradient
 
-    return RecognizerGradient(path, config, batched=batched, device=device)
+    batched = pack.recognizer.input.shape[0] is None
+    return TorchRecognizerGradient(pack.recognizer.path, pack.recognizer_config, batched=batched, device=device)
 
 
 def check_frames(frames_rgb: NDArray[np.uint8], what: str) -> NDArray[np.uint8]:

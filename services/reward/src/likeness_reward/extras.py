@@ -4,9 +4,9 @@ from importlib.util import find_spec
 
 from likeness_reward.errors import MissingExtra
 
+EMBEDDED_MODULES = ("onnx", "onnxruntime")
 SERVER_MODULES = (
-    "onnx",
-    "onnxruntime",
+    *EMBEDDED_MODULES,
     "grpc_health",
     "grpc_reflection",
     "pydantic_settings",
@@ -23,13 +23,14 @@ VISUAL_MODULES = ("matplotlib", "av")
 GRADIENT_MODULES = ("torch", "onnx2torch")
 
 
+def require_embedded_extra(purpose: str) -> None:
+    """Raises MissingExtra, naming the command that installs it, unless the [embedded] extra is installed."""
+    _require(EMBEDDED_MODULES, purpose, "embedded")
+
+
 def require_server_extra(purpose: str) -> None:
     """Raises MissingExtra, naming the command that installs it, unless the [server] extra is installed."""
-    missing = [module for module in SERVER_MODULES if find_spec(module) is None]
-    if missing:
-        raise MissingExtra(
-            f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[server]'", modules=",".join(missing)
-        )
+    _require(SERVER_MODULES, purpose, "server")
 
 
 def require_otel_extra(purpose: str) -> None:
@@ -51,11 +52,17 @@ def require_triton_extra(purpose: str) -> None:
 
 def require_visual_extra(purpose: str) -> None:
     """Raises MissingExtra, naming the command that installs it, unless the [visual] extra is installed."""
-    missing = [module for module in VISUAL_MODULES if find_spec(module) is None]
-    if missing:
-        raise MissingExtra(f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[visual]'")
+    _require(VISUAL_MODULES, purpose, "visual")
 
 
 def has_gradients_extra() -> bool:
     """Returns whether the [gradients] extra is installed."""
     return all(find_spec(module) is not None for module in GRADIENT_MODULES)
+
+
+def _require(modules: tuple[str, ...], purpose: str, extra: str) -> None:
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise MissingExtra(
+            f"{purpose} needs {', '.join(missing)}: pip install 'likeness-reward[{extra}]'", modules=",".join(missing)
+        )

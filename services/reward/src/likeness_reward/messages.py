@@ -75,10 +75,12 @@ def video_frames(video_id: str, first_frame_index: int, frames_rgb: NDArray[np.u
     """Yields the messages of consecutive frames uint8 [T, H, W, 3], FRAMES_PER_MESSAGE in each but the last."""
     for start in range(0, len(frames_rgb), FRAMES_PER_MESSAGE):
         frames = [frame.tobytes() for frame in frames_rgb[start : start + FRAMES_PER_MESSAGE]]
-        message = video_pb2.VideoFrames(
-            video_id=video_id, first_frame_index=first_frame_index + start, frames=frames, crc32=crc32_of(frames)
-        )
-        yield StreamRequest(frames=message)
+        request = StreamRequest()  # filled in place: a message given to the constructor would be copied
+        request.frames.video_id = video_id
+        request.frames.first_frame_index = first_frame_index + start
+        request.frames.frames.extend(frames)
+        request.frames.crc32 = crc32_of(frames)
+        yield request
 
 
 def video_end(video_id: str, *, cancelled: bool = False) -> StreamRequest:

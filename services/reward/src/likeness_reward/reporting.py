@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from likeness_reward.domain import Face, FaceObservation, FrameScore, IdentityTemplate, ServerInfo, VideoReward
 from likeness_reward.errors import LikenessError
+from likeness_reward.inference.served_models import GRADIENT
 
 if TYPE_CHECKING:
     from likeness_reward.pack.pack import Pack
@@ -122,6 +123,11 @@ def pack_report(pack: "Pack", embedding_length: int) -> str:
     return "\n".join(lines)
 
 
+def compared(model: str) -> str:
+    """Returns what was compared when a model of a repository was written."""
+    return "similarities against the pack's own" if model == GRADIENT else "batched against one by one"
+
+
 def repository_report(repository: "ExportedRepository") -> str:
     """Returns what was written to a Triton model repository, for people to read."""
     lines = [f"model repository {repository.directory}"]
@@ -130,6 +136,6 @@ def repository_report(repository: "ExportedRepository") -> str:
             f"  {model.name}, from {model.source.name}",
             f"    input   {model.input}",
             f"    outputs {', '.join(model.outputs)}",
-            f"    batched against one by one: largest difference {model.largest_difference:.1e}",
+            f"    {compared(model.name)}: largest difference {model.largest_difference:.1e}",
         ]
     return "\n".join([*lines, f"fingerprint {repository.fingerprint}"])

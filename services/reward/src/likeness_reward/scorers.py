@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from likeness_reward.client import RewardClient
 from likeness_reward.credentials import client_keys, read_token
 from likeness_reward.domain import FaceObservation, IdentityTemplate, Pooling, ScoreOptions, VideoReward
-from likeness_reward.extras import require_server_extra
+from likeness_reward.extras import require_embedded_extra
 from likeness_reward.many import VideoToScore
 from likeness_reward.video_stream import VideoOutcome
 from likeness_reward.videos import read_video
@@ -76,7 +76,7 @@ def open_scorer(
         client = connection.open()
         client.wait_until_ready(CONNECT_TIMEOUT_S)
         return client
-    require_server_extra("--pack")
+    require_embedded_extra("--pack")
     from likeness_reward.embedded import EmbeddedScorer
 
     assert pack is not None

@@ -43,11 +43,7 @@ class RewardServer:
         self._keys = settings.keys.credentials() if settings.keys is not None else None
         self._server = grpc.aio.server(
             interceptors=[*tracing_interceptors(), CallInterceptor(settings.tokens(), self.metrics)],
-            options=[
-                ("grpc.max_receive_message_length", settings.max_message_bytes),
-                ("grpc.max_send_message_length", settings.max_message_bytes),
-                ("grpc.so_reuseport", 0),
-            ],
+            options=channel_options(settings),
         )
         self._health_server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._metrics_endpoint: MetricsEndpoint | None = None
@@ -128,6 +124,18 @@ def ready_line(endpoint: str, scorer: FaceScorer, server: RewardServer) -> str:
     for what, port in (("metrics", server.metrics_port), ("health", server.health_port)):
         line += f", {what} on port {port}" if port is not None else ""
     return line
+
+
+def channel_options(settings: ServerSettings) -> list[tuple[str, int]]:
+    """Returns gRPC's options of the main port."""
+    options = [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.so_reuseport", 0),
+    ]
+    if settings.max_connection_age_s is not None:  # without a grace period: calls in progress have their own deadlines
+        options.append(("grpc.max_connection_age_ms", round(settings.max_connection_age_s * 1000)))
+    return options
 
 
 def listen(server: grpc.aio.Server, host: str, port: int, keys: grpc.ServerCredentials | None) -> int:

@@ -86,6 +86,10 @@ class ServerSettings(BaseSettings):
     """Frames of one stream held in memory; while there are as many, the stream is not read."""
     max_calls: int = Field(default=64, ge=1)
     """Scoring calls (streams included) admitted at the same time; one more is refused as SERVER_BUSY."""
+    max_connection_age_s: float | None = Field(default=None, ge=1.0, le=7 * 24 * 3600.0)
+    """Seconds after which a connection takes no new call, so that its client connects anew and may reach a replica that
+    was added meanwhile; running calls and streams end as if nothing had happened. gRPC varies it by a tenth. None: it
+    lasts."""
     drain_timeout_s: float = Field(default=30.0, ge=0.0)
     """Seconds that running calls get to finish after SIGTERM."""
 

@@ -1,9 +1,12 @@
 """Scoring with networks that Triton runs. Needs the [server] and [triton] extras."""
 
 import time
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from likeness_reward.embedded import FaceScorer
@@ -12,12 +15,17 @@ from likeness_reward.extras import require_triton_extra
 from likeness_reward.face.detector import DetectorConfig
 from likeness_reward.face.recognizer import RecognizerConfig
 from likeness_reward.inference.call import CURRENT_CALL, Call
+from likeness_reward.inference.session import RecognizerGradient
 
 require_triton_extra("scoring with Triton")
 
-from likeness_reward.inference.served_models import DETECTOR, RECOGNIZER  # noqa: E402
+from likeness_reward.inference.served_models import DETECTOR, GRADIENT, RECOGNIZER  # noqa: E402
 from likeness_reward.inference.shared_memory import SharedMemoryMode  # noqa: E402
-from likeness_reward.inference.triton import TritonConnection, TritonSession  # noqa: E402
+from likeness_reward.inference.triton import (  # noqa: E402
+    TritonConnection,
+    TritonRecognizerGradient,
+    TritonSession,
+)
 from likeness_reward.pack.pack import PackDescription, fingerprint_of, load_pack  # noqa: E402
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -44,9 +52,26 @@ class TritonScorer(FaceScorer):
             detector = TritonSession(self.connection, DETECTOR)
             recognizer = TritonSession(self.connection, RECOGNIZER)
             super().__init__(description_of(detector, recognizer), detector, recognizer, "triton")
+            self._triton_gradient = open_gradient(self.connection, recognizer)
         except LikenessError:
             self.connection.close()
             raise
+
+    @cached_property
+    def gradient_source(self) -> Callable[[], RecognizerGradient] | str:
+        """The model of gradients that was in Triton when this scorer connected."""
+        gradient = self._triton_gradient
+        if gradient is None:
+            return f"Triton at {self.connection.url} has no model {GRADIENT}; export the pack with --gradients"
+        return lambda: gradient
+
+    def check_networks(self) -> None:
+        """Runs all networks on a black picture. Raises InferenceFailed when one does not give what it should."""
+        super().check_networks()
+        if self._triton_gradient is not None:
+            size = self.analyzer.recognizer.crop_size
+            black, template = np.zeros((1, size, size, 3), np.uint8), np.zeros(self.embedding_length, np.float32)
+            self._triton_gradient.similarity_gradients(black, template)
 
     def check_pack(self, directory: Path, detector_size: tuple[int, int] | None) -> None:
         """Raises FingerprintMismatch unless Triton's models are those of a folder."""
@@ -60,7 +85,7 @@ class TritonScorer(FaceScorer):
             )
 
     def check_ready(self, interval_s: float) -> None:
-        """Runs both networks once within `interval_s`, unless an inference succeeded within the last `interval_s`.
+        """Runs the networks once within `interval_s`, unless an inference succeeded within the last `interval_s`.
 
         Raises InferenceServerUnavailable, DeadlineExceeded or InferenceFailed.
         """
@@ -71,6 +96,24 @@ class TritonScorer(FaceScorer):
             self.check_networks()
         finally:
             CURRENT_CALL.reset(previous)
+
+
+def open_gradient(connection: TritonConnection, recognizer: TritonSession) -> TritonRecognizerGradient | None:
+    """Returns Triton's model of gradients, or None without one.
+
+    Raises InvalidRepository when it is not that of the recognizer, or InferenceServerUnavailable.
+    """
+    if not connection.has_gradient():
+        return None
+    gradient = TritonRecognizerGradient(connection)
+    if gradient.parameters != recognizer.parameters:
+        raise InvalidRepository(
+            f"model {GRADIENT} on Triton at {connection.url} is of network {gradient.parameters.network_hash[:12]}, "
+            f"{RECOGNIZER} is {recognizer.parameters.network_hash[:12]}: export the pack again",
+            url=connection.url,
+            model=GRADIENT,
+        )
+    return gradient
 
 
 def description_of(detector: TritonSession, recognizer: TritonSession) -> PackDescription:

@@ -10,8 +10,10 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from likeness_trainer.errors import ConfigError, TrainerError
+from likeness_trainer.launch.options import add_commands as add_cluster_commands
 
 MOST_CHANGED = {
     "what and where": (
@@ -19,6 +21,7 @@ MOST_CHANGED = {
         ("data.metadata", "metadata.csv, .json or .jsonl with the columns video, prompt, reference_image"),
         ("evaluation.metadata", "people that are not trained on"),
         ("model.model_paths.dit", "weights; also dit2, vae, text_encoder"),
+        ("model.base_loras", "LoRA files that are part of the base, as [{path: FILE, expert: dit, strength: 1}]"),
         ("reward.endpoint", "HOST:PORT of the reward server"),
     ),
     "how long and how strong": (
@@ -32,15 +35,18 @@ MOST_CHANGED = {
     "memory and speed": (
         ("algorithm.branch_batch", "samples in one DiT evaluation"),
         ("model.use_gradient_checkpointing", "recompute instead of keeping activations"),
+        ("memory.swap_idle_expert", "one of two experts on the device at a time (docs/scale.md)"),
         ("model.torch_dtype", "precision of the frozen weights"),
         ("data.num_frames", "4n + 1"),
     ),
     "algorithm (docs/algorithms.md)": (
         ("sampler.stochastic_step", "cps or flow_sde"),
+        ("sampler.guidance_scale", "classifier-free guidance; 1 is none, for two experts {dit: 3.5, dit2: 3.5}"),
+        ("sampler.negative_prompt", "what guidance leads away from"),
         ("algorithm.window", "all or one"),
         ("algorithm.credit", "latent_frame or video"),
         ("algorithm.ratio", "standard or guard"),
-        ("algorithm.reward_weights", "components of the reward, for example {identity: 1, coverage: 0.2}"),
+        ("algorithm.reward_weights", "components of the reward, for example {identity: 1, motion: 0.5}"),
     ),
 }
 """Settings listed by `train --help`, the most changed first."""
@@ -52,11 +58,30 @@ EXAMPLES = """examples:
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --set data.metadata=videos/metadata.csv
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --resume
   likeness-trainer report runs/likeness
+  likeness-trainer submit recipes/wan2.2-i2v-a14b.yaml --nodes 2 --gpus-per-node 8 --image IMAGE --dry-run
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that tells how a setting is given when one was given as an option."""
+
+    def error(self, message: str) -> NoReturn:
+        start = "unrecognized arguments: --"
+        if message.startswith(start):
+            name, _, rest = message.removeprefix(start).replace("=", " ").partition(" ")
+            message += _as_setting(name.replace("-", "_"), rest.split(" ")[0])
+        super().error(message)
+
+
+def _as_setting(name: str, value: str) -> str:
+    from likeness_trainer.config import setting_keys
+
+    keys = sorted((key for key in setting_keys() if name in (key, key.rpartition(".")[2])), key=len)
+    return f"; settings of the recipe are given as --set {keys[0]}={value or 'VALUE'}" if keys else ""
+
+
 def main() -> None:
-    """Runs a command; errors that the user can mend are printed without a traceback and give exit codes 1, 2 or 75."""
+    """Runs a command; errors that the user can mend are told without a traceback, each with its exit code."""
     arguments = build_parser().parse_args()
     logging.basicConfig(
         level=logging.DEBUG if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s"
@@ -82,14 +107,16 @@ def _told(error: Exception, code: int) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser; every command has a help text of its own."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="likeness-trainer",
         description="Fine-tunes Wan video models with reinforcement learning so that a person keeps their face.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--verbose", action="store_true", help="log what libraries say while they load")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
     _add_plan(commands)
     _add_train(commands)
     _add_demo(commands)
@@ -98,6 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_report(commands)
     _add_data(commands)
+    add_cluster_commands(commands)
     return parser
 
 

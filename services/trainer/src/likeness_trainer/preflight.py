@@ -8,13 +8,14 @@ from pathlib import Path
 from likeness_reward.domain import ServerInfo
 from likeness_trainer.config import TrainConfig
 from likeness_trainer.data.dataset import Dataset, load_dataset
+from likeness_trainer.data.images import IMAGE_SUFFIXES
 from likeness_trainer.errors import ConfigError, RunFolderError
 from likeness_trainer.ranks import Ranks
 from likeness_trainer.reward_link import RewardLink
 from likeness_trainer.run.checkpoint import reward_fingerprint_of
 from likeness_trainer.run.folder import RunFolder
 from likeness_trainer.run.trackers import require_trackers
-from likeness_trainer.wan.model_files import require_model_files
+from likeness_trainer.wan.model_files import require_base_loras, require_model_files
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,12 @@ def check_run(
         require_equal_parts(config, ranks.world_size)
         require_trackers(config.tracking)
         require_model_files(config.model.model_paths, config.model.tokenizer_path)
+        require_base_loras([lora.path for lora in config.model.base_loras])
         dataset = load_dataset(config.data)
         held_out = load_held_out(config)
-        link = RewardLink(config.reward)
+        if config.algorithm.measures_motion:
+            _require_clips(config, dataset, held_out)
+        link = RewardLink(config.reward, config.algorithm.measures_motion)
         server = link.connect()
         link.require_capacity(config.algorithm.branch_batch)
         if config.algorithm.name != "policy_gradient":
@@ -94,11 +98,6 @@ def require_equal_parts(config: TrainConfig, world_size: int) -> None:
             f"algorithm.groups_per_step is {groups}, which {world_size} ranks cannot share equally; "
             f"choose a multiple of {world_size}"
         )
-    if world_size > 1 and config.algorithm.name != "policy_gradient":
-        raise ConfigError(
-            f"algorithm.name is {config.algorithm.name}, which runs on one rank only, not on {world_size}; "
-            "choose policy_gradient or start one process"
-        )
 
 
 def _require_components(config: TrainConfig, server: ServerInfo) -> None:
@@ -107,6 +106,18 @@ def _require_components(config: TrainConfig, server: ServerInfo) -> None:
         raise ConfigError(
             f"algorithm.reward_weights names {', '.join(unknown)}; the reward server at {config.reward.endpoint} gives "
             f"{', '.join(server.component_names)}"
+        )
+
+
+def _require_clips(config: TrainConfig, *datasets: Dataset | None) -> None:
+    """Raises ConfigError naming the rows whose video is a still picture, which has no motion to compare with."""
+    rows = [row for dataset in datasets if dataset is not None for row in dataset.rows]
+    still = [str(row.video) for row in rows if row.video.suffix.lower() in IMAGE_SUFFIXES]
+    if still:
+        shown = ", ".join(still[:5]) + (f" and {len(still) - 5} more" if len(still) > 5 else "")
+        raise ConfigError(
+            f"algorithm.reward_weights names motion, which is measured against the row's clip, but {shown} "
+            f"{'is a still picture' if len(still) == 1 else 'are still pictures'}; give clips, or leave motion out"
         )
 
 

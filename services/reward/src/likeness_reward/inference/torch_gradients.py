@@ -1,4 +1,7 @@
-"""The derivative of a recognizer, by torch. Needs the [gradients] extra; the only module here that imports torch."""
+"""The derivative of a recognizer whose operators `pack/vector_jacobian.py` has no rules for, by torch.
+
+Needs the [gradients] extra; the only module here that imports torch.
+"""
 
 from pathlib import Path
 
@@ -11,12 +14,9 @@ from onnx2torch import convert
 from likeness_reward.errors import InferenceFailed, InvalidPack
 from likeness_reward.face.recognizer import LEAST_NORM, RecognizerConfig
 
-LARGEST_DISAGREEMENT = 1e-3
-"""Largest difference of a unit embedding's numbers between torch and the network that scores."""
 
-
-class RecognizerGradient:
-    """d(cosine to a template) / d(crop) through an ONNX recognizer. Threads may share it."""
+class TorchRecognizerGradient:
+    """A RecognizerGradient in torch. Threads may share it."""
 
     def __init__(self, path: Path, config: RecognizerConfig, *, batched: bool, device: str = "cpu") -> None:
         """Loads the network. Raises InvalidPack when its graph has an operator that cannot be differentiated."""
@@ -29,39 +29,15 @@ class RecognizerGradient:
             raise InvalidPack(f"{path.name} cannot be differentiated: {error}", file=path.name) from error
         self._network = network.eval().requires_grad_(False).to(self._device)
 
-    def embed(self, crops: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Returns unit embeddings float32 [N, D] of RGB crops uint8 [N, S, S, 3], as torch computes them."""
-        with torch.no_grad():
-            return self._unit(self._input(crops)).cpu().numpy()
-
-    def check_agreement(self, crops: NDArray[np.uint8], embeddings: NDArray[np.float32]) -> None:
-        """Raises InvalidPack unless torch embeds crops uint8 [N, S, S, 3] as the network that scores does [N, D]."""
-        difference = float(np.abs(self.embed(crops) - embeddings).max())
-        if not difference <= LARGEST_DISAGREEMENT:
-            raise InvalidPack(
-                f"the recognizer's embedding differs by {difference:.2g} between torch and the network that scores; "
-                f"at most {LARGEST_DISAGREEMENT:g} is allowed"
-            )
-
     def similarity_gradients(
         self, crops: NDArray[np.uint8], template: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Returns the similarities float32 [N] and their gradients float32 [N, 3, S, S] by pixels scaled to 0..1.
-
-        Args:
-            crops: uint8 RGB [N, S, S, 3].
-            template: float32 [D], not unit length.
-
-        Raises:
-            InferenceFailed: an embedding or a gradient is not finite, or an embedding has no length.
-        """
+        """See RecognizerGradient. Raises InferenceFailed."""
         images = self._input(crops).requires_grad_()
         with torch.enable_grad():
             similarities = self._unit(images) @ torch.from_numpy(template).to(self._device)
             (gradient,) = torch.autograd.grad(similarities.sum(), images)
         scaled = gradient * (255.0 / self._config.input_std)
-        if not torch.isfinite(scaled).all():
-            raise InferenceFailed("the gradient of the recognizer is not finite")
         return similarities.detach().cpu().numpy(), scaled.cpu().numpy()
 
     def _input(self, crops: NDArray[np.uint8]) -> torch.Tensor:

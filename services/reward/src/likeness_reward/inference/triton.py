@@ -1,4 +1,4 @@
-"""Networks run by Triton: the two models that `likeness-reward pack export-triton` writes."""
+"""Networks run by Triton: the models that `likeness-reward pack export-triton` writes."""
 
 import contextlib
 import logging
@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput, InferResult, model_config_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from likeness_reward.errors import (
     DeadlineExceeded,
@@ -24,7 +24,16 @@ from likeness_reward.errors import (
     LikenessError,
 )
 from likeness_reward.inference.call import CURRENT_CALL, MARGIN_S
-from likeness_reward.inference.served_models import DETECTOR, IMAGES, RECOGNIZER, ModelParameters
+from likeness_reward.inference.served_models import (
+    DETECTOR,
+    GRADIENT,
+    GRADIENTS,
+    IMAGES,
+    RECOGNIZER,
+    SIMILARITIES,
+    TEMPLATES,
+    ModelParameters,
+)
 from likeness_reward.inference.session import TensorSpec
 from likeness_reward.inference.shared_memory import TIMEOUT_S, Region, RegionPool, SharedMemoryMode, open_pool
 
@@ -78,7 +87,10 @@ class TritonConnection:
         self._sending = threading.Lock()
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Returns once both models are ready. Raises InferenceServerUnavailable naming what is missing."""
+        """Returns once the models are ready, that of gradients too if it is being loaded.
+
+        Raises InferenceServerUnavailable naming what is missing.
+        """
         give_up_at = time.monotonic() + timeout_s
         while (missing := self._what_is_missing()) is not None:
             if time.monotonic() > give_up_at:
@@ -91,9 +103,22 @@ class TritonConnection:
             for name in (DETECTOR, RECOGNIZER):
                 if not self._client.is_model_ready(name, client_timeout=POLL_TIMEOUT_S):
                     return f"model {name} was not ready"
+            if self._state_of_gradient() == "LOADING":
+                return f"model {GRADIENT} was not ready"
         except InferenceServerException as error:
             return f"no answer ({error.message()})"
         return None
+
+    def _state_of_gradient(self) -> str | None:
+        index = self._client.get_model_repository_index(client_timeout=POLL_TIMEOUT_S)
+        return next((model.state for model in index.models if model.name == GRADIENT), None)
+
+    def has_gradient(self) -> bool:
+        """Returns whether Triton has the recognizer with its derivative. Raises InferenceServerUnavailable."""
+        try:
+            return self._state_of_gradient() == "READY"
+        except InferenceServerException as error:
+            raise self.error_of(error, GRADIENT, POLL_TIMEOUT_S) from error
 
     @property
     def shares_memory(self) -> bool:
@@ -107,26 +132,34 @@ class TritonConnection:
         except InferenceServerException as error:
             raise self.error_of(error, name, self.timeout_s) from error
 
-    def infer(self, model: str, images: NDArray[np.uint8], outputs: Sequence[OutputTensor]) -> list[NDArray[Any]]:
+    def infer(
+        self, model: str, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[OutputTensor]
+    ) -> list[NDArray[Any]]:
         """Returns the outputs of a model for one batch, waiting no longer than the current call does.
+
+        Args:
+            inputs: by name, each with the batch as first axis, in C order.
 
         Raises DeadlineExceeded, InferenceServerUnavailable or InferenceFailed.
         """
         try:
-            return self._infer(model, images, outputs)
+            return self._infer(model, inputs, outputs)
         except RegionLost:
             if self._pool is not None:
                 self._pool.clear()
         try:
-            return self._infer(model, images, outputs)
+            return self._infer(model, inputs, outputs)
         except RegionLost as error:
             raise InferenceServerUnavailable(f"Triton at {self.url}: {error}", url=self.url) from error
 
-    def _infer(self, model: str, images: NDArray[np.uint8], outputs: Sequence[OutputTensor]) -> list[NDArray[Any]]:
-        sizes = [output.byte_size(len(images)) for output in outputs]
-        region = self._take_region(model, images.nbytes + sum(sizes))
+    def _infer(
+        self, model: str, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[OutputTensor]
+    ) -> list[NDArray[Any]]:
+        count = len(next(iter(inputs.values())))
+        sizes = [values.nbytes for values in inputs.values()] + [output.byte_size(count) for output in outputs]
+        region = self._take_region(model, sum(sizes))
         try:
-            found = self._request(model, images, outputs, region)
+            found = self._request(model, inputs, outputs, region, count)
         except BaseException:
             if region is not None:
                 region.release()
@@ -153,27 +186,34 @@ class TritonConnection:
             return None
 
     def _request(
-        self, model: str, images: NDArray[np.uint8], outputs: Sequence[OutputTensor], region: Region | None
+        self,
+        model: str,
+        inputs: Mapping[str, NDArray[Any]],
+        outputs: Sequence[OutputTensor],
+        region: Region | None,
+        count: int,
     ) -> list[NDArray[Any]]:
-        request_input = InferInput(IMAGES, list(images.shape), "UINT8")
+        given = [
+            InferInput(name, list(values.shape), np_to_triton_dtype(values.dtype)) for name, values in inputs.items()
+        ]
         requested = [InferRequestedOutput(output.name) for output in outputs]
         if region is None:
-            request_input.set_data_from_numpy(images)
-        else:
-            region.write(images)
-            request_input.set_shared_memory(region.name, images.nbytes)
-            offset = images.nbytes
-            for request_output, output in zip(requested, outputs, strict=True):
-                request_output.set_shared_memory(region.name, output.byte_size(len(images)), offset)
-                offset += output.byte_size(len(images))
-        result = self._wait(model, request_input, requested)
-        if region is None:
-            return [checked(result, model, output, len(images)) for output in outputs]
-        offset, found = images.nbytes, []
-        for output in outputs:
-            found.append(region.read(output.shape(len(images)), offset))
-            offset += output.byte_size(len(images))
-        return found
+            for request_input, values in zip(given, inputs.values(), strict=True):
+                request_input.set_data_from_numpy(values)
+            result = self._wait(model, given, requested)
+            return [checked(result, model, output, count) for output in outputs]
+        offset = 0
+        for request_input, values in zip(given, inputs.values(), strict=True):
+            region.write(values, offset)
+            request_input.set_shared_memory(region.name, values.nbytes, offset)
+            offset += values.nbytes
+        places: list[int] = []
+        for request_output, output in zip(requested, outputs, strict=True):
+            request_output.set_shared_memory(region.name, output.byte_size(count), offset)
+            places.append(offset)
+            offset += output.byte_size(count)
+        self._wait(model, given, requested)
+        return [region.read(output.shape(count), place) for output, place in zip(outputs, places, strict=True)]
 
     def _time_left_s(self) -> float:
         """Returns how long the current call lets Triton work. Raises DeadlineExceeded when it has ended."""
@@ -183,14 +223,14 @@ class TritonConnection:
             raise DeadlineExceeded("the deadline of the call has passed")
         return timeout_s
 
-    def _wait(self, model: str, images: InferInput, outputs: list[InferRequestedOutput]) -> InferResult:
+    def _wait(self, model: str, inputs: list[InferInput], outputs: list[InferRequestedOutput]) -> InferResult:
         """Returns Triton's answer; gives up when the call ends."""
         call, timeout_s = CURRENT_CALL.get(), self._time_left_s()
         answers: queue.SimpleQueue[tuple[InferResult | None, InferenceServerException | None]] = queue.SimpleQueue()
         with self._sending:  # async_infer keeps its future in the client for a moment
             request = self._client.async_infer(
                 model,
-                [images],
+                inputs,
                 lambda result, error: answers.put((result, error)),
                 outputs=outputs,
                 client_timeout=timeout_s,
@@ -223,23 +263,14 @@ class TritonConnection:
 
 
 class TritonSession:
-    """One of the two models on Triton."""
+    """One of the models on Triton that take images alone."""
 
     def __init__(self, connection: TritonConnection, model: str) -> None:
         """Reads the model's configuration. Raises InvalidRepository unless `pack export-triton` wrote it."""
         config = connection.model_config(model)
         self._connection, self._model = connection, model
         self._max_batch: int = config.max_batch_size
-        values = {key: value.string_value for key, value in config.parameters.items()}
-        try:
-            self.parameters = ModelParameters.model_validate(values)
-        except ValidationError as error:
-            raise InvalidRepository(
-                f"model {model} on Triton at {connection.url} was not written by `likeness-reward pack export-triton`: "
-                f"parameter {error.errors()[0]['loc'][0]} is missing",
-                url=connection.url,
-                model=model,
-            ) from error
+        self.parameters = parameters_of(config, model, connection.url)
         self._input = TensorSpec(IMAGES, (None, *config.input[0].dims))
         self._outputs = [OutputTensor(output.name, tuple(output.dims)) for output in config.output]
 
@@ -260,8 +291,47 @@ class TritonSession:
         """
         images = np.ascontiguousarray(images_rgb)
         batches = [images[start : start + self._max_batch] for start in range(0, len(images), self._max_batch)]
-        parts = [self._connection.infer(self._model, batch, self._outputs) for batch in batches]
+        parts = [self._connection.infer(self._model, {IMAGES: batch}, self._outputs) for batch in batches]
         return parts[0] if len(parts) == 1 else [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+
+
+class TritonRecognizerGradient:
+    """A RecognizerGradient in Triton. Threads may share it."""
+
+    def __init__(self, connection: TritonConnection) -> None:
+        """Reads the model's configuration. Raises InvalidRepository unless `pack export-triton` wrote it."""
+        config = connection.model_config(GRADIENT)
+        self._connection = connection
+        self._max_batch: int = config.max_batch_size
+        self.parameters = parameters_of(config, GRADIENT, connection.url)
+        shapes = {output.name: tuple(output.dims) for output in config.output}
+        self._outputs = [OutputTensor(name, shapes[name]) for name in (SIMILARITIES, GRADIENTS)]
+
+    def similarity_gradients(
+        self, crops: NDArray[np.uint8], template: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """See RecognizerGradient. Also raises DeadlineExceeded or InferenceServerUnavailable."""
+        parts = []
+        for start in range(0, len(crops), self._max_batch):
+            batch = np.ascontiguousarray(crops[start : start + self._max_batch])
+            templates = np.repeat(template[None].astype(np.float32), len(batch), axis=0)
+            parts.append(self._connection.infer(GRADIENT, {IMAGES: batch, TEMPLATES: templates}, self._outputs))
+        similarities, gradients = (np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+        return similarities[:, 0], gradients
+
+
+def parameters_of(config: model_config_pb2.ModelConfig, model: str, url: str) -> ModelParameters:
+    """Returns what the export wrote of a model. Raises InvalidRepository when it did not write this one."""
+    values = {key: value.string_value for key, value in config.parameters.items()}
+    try:
+        return ModelParameters.model_validate(values)
+    except ValidationError as error:
+        raise InvalidRepository(
+            f"model {model} on Triton at {url} was not written by `likeness-reward pack export-triton`: "
+            f"parameter {error.errors()[0]['loc'][0]} is missing",
+            url=url,
+            model=model,
+        ) from error
 
 
 def checked(result: InferResult, model: str, output: OutputTensor, count: int) -> NDArray[Any]:

@@ -21,7 +21,7 @@ class TritonPythonModel:
         import onnxruntime
 
         config = json.loads(args["model_config"])
-        self.input_name: str = config["input"][0]["name"]
+        self.input_names: list[str] = [each["name"] for each in config["input"]]
         self.output_names: list[str] = [output["name"] for output in config["output"]]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = SEVERITY_ERROR
@@ -45,9 +45,14 @@ class TritonPythonModel:
         waiting = [index for index, request in enumerate(requests) if not request.is_cancelled()]
         if not waiting:
             return responses
-        batches = [backend.get_input_tensor_by_name(requests[index], self.input_name).as_numpy() for index in waiting]
+        inputs = {
+            name: [backend.get_input_tensor_by_name(requests[index], name).as_numpy() for index in waiting]
+            for name in self.input_names
+        }
+        batches = inputs[self.input_names[0]]
         try:
-            outputs = self.session.run(self.output_names, {self.input_name: np.concatenate(batches)})
+            joined = {name: np.concatenate(parts) for name, parts in inputs.items()}
+            outputs = self.session.run(self.output_names, joined)
         except Exception as error:  # onnxruntime's own exceptions share no base: this is its edge
             for index in waiting:
                 responses[index] = backend.InferenceResponse(error=backend.TritonError(f"onnxruntime: {error}"))

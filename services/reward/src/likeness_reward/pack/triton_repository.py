@@ -1,7 +1,8 @@
-"""Writes a pack as a Triton model repository: two models that take batches of uint8 images.
+"""Writes a pack as a Triton model repository: two models that take batches of uint8 images, or three.
 
     OUT/face_detector/config.pbtxt     OUT/face_detector/1/model.onnx
     OUT/face_recognizer/config.pbtxt   OUT/face_recognizer/1/model.onnx
+    OUT/face_gradient/config.pbtxt     OUT/face_gradient/1/model.onnx     the recognizer with its derivative, if wanted
 
 With the runtime "python" a model.py beside each model.onnx runs it by onnxruntime in Triton's python backend.
 """
@@ -11,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +20,12 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from likeness_reward.errors import InvalidRepository
-from likeness_reward.inference.served_models import DETECTOR, IMAGES, RECOGNIZER, ModelParameters
+from likeness_reward.face.detector import DetectorConfig
+from likeness_reward.face.recognizer import RecognizerConfig
+from likeness_reward.inference.served_models import DETECTOR, GRADIENT, IMAGES, RECOGNIZER, TEMPLATES, ModelParameters
 from likeness_reward.pack import triton_python_model
 from likeness_reward.pack.batching import BatchedNetwork, Precision, batched_detector, batched_recognizer
+from likeness_reward.pack.gradient_network import GradientNetwork, gradient_network
 from likeness_reward.pack.pack import Network, Pack, fingerprint_of, network_hash
 
 Device = Literal["cpu", "cuda"]
@@ -34,7 +38,7 @@ TENSORRT_WORKSPACE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How Triton runs the two models."""
+    """How Triton runs the models."""
 
     device: Device = "cpu"
     max_batch: int = 16
@@ -47,12 +51,18 @@ class ExportOptions:
     tensorrt: bool = False
     """Whether onnxruntime hands the networks to TensorRT."""
     runtime: Runtime = "onnxruntime"
+    gradients: bool = False
+    """Whether to write the recognizer with its derivative too. It never runs by TensorRT, which rounds."""
 
     def __post_init__(self) -> None:
         if self.tensorrt and (self.device, self.runtime) != ("cuda", "onnxruntime"):
             raise InvalidRepository(
                 f"TensorRT was asked for with device {self.device} and runtime {self.runtime}; "
                 "it needs device cuda and runtime onnxruntime"
+            )
+        if self.gradients and self.precision != "fp32":
+            raise InvalidRepository(
+                f"gradients were asked for with precision {self.precision}; they are those of scores in fp32"
             )
         for name in ("max_batch", "instances", "threads"):
             if getattr(self, name) < 1:
@@ -68,7 +78,7 @@ class ExportedModel:
     input: str
     outputs: tuple[str, ...]
     largest_difference: float
-    """Between a batch of the exported network and single images through the pack's."""
+    """Between a batch of the exported network and single images through the pack's; of similarities for gradients."""
 
 
 @dataclass(frozen=True)
@@ -87,33 +97,54 @@ def export_repository(pack: Pack, directory: Path, options: ExportOptions) -> Ex
     `directory` must not exist or be empty. Raises InvalidRepository or InvalidPack.
     """
     check_target(directory)
-    networks = {
+    networks: dict[str, tuple[Network, BatchedNetwork, DetectorConfig | RecognizerConfig]] = {
         DETECTOR: (pack.detector, batched_detector(pack, options.precision), pack.detector_config),
         RECOGNIZER: (pack.recognizer, batched_recognizer(pack, options.precision), pack.recognizer_config),
     }
     with written_at_once(directory) as folder:
         for name, (source, network, config) in networks.items():
-            parameters = ModelParameters(
-                pack_name=pack.name,
-                network_hash=hash_at(source, options.precision),
-                config=config.model_dump_json(),
-            )
+            parameters = parameters_of(pack, source, config, options.precision)
             write_model(folder / name, network, model_config(name, network, parameters, options), options.runtime)
-    models = (exported_model(name, source, network) for name, (source, network, _) in networks.items())
+        if options.gradients:
+            gradient = gradient_network(pack)
+            parameters = parameters_of(pack, pack.recognizer, pack.recognizer_config, options.precision)
+            without_tensorrt = model_config(GRADIENT, gradient, parameters, replace(options, tensorrt=False))
+            write_model(folder / GRADIENT, gradient, without_tensorrt, options.runtime)
+    models = [exported_model(name, source, network) for name, (source, network, _) in networks.items()]
+    if options.gradients:
+        models.append(exported_model(GRADIENT, pack.recognizer, gradient))
     hashes = [hash_at(source, options.precision) for source in (pack.detector, pack.recognizer)]
     return ExportedRepository(
         directory, tuple(models), fingerprint_of(hashes[0], hashes[1], pack.detector_config, pack.recognizer_config)
     )
 
 
-def exported_model(name: str, source: Network, network: BatchedNetwork) -> ExportedModel:
+def exported_model(name: str, source: Network, network: BatchedNetwork | GradientNetwork) -> ExportedModel:
     """Returns the description of a model."""
     return ExportedModel(
         name,
         source.path,
-        f"{IMAGES} uint8 {shape_text(network.image_shape)}",
+        ", ".join(
+            f"{tensor} {'uint8' if tensor == IMAGES else 'float32'} {shape_text(shape)}"
+            for tensor, shape in inputs_of(network).items()
+        ),
         tuple(f"{output} float32 {shape_text(shape)}" for output, shape in network.outputs.items()),
         network.largest_difference,
+    )
+
+
+def inputs_of(network: BatchedNetwork | GradientNetwork) -> dict[str, tuple[int, ...]]:
+    """Returns name -> shape without the batch: images, and templates where there are gradients."""
+    templates = {TEMPLATES: (network.embedding_length,)} if isinstance(network, GradientNetwork) else {}
+    return {IMAGES: network.image_shape, **templates}
+
+
+def parameters_of(
+    pack: Pack, network: Network, config: DetectorConfig | RecognizerConfig, precision: Precision
+) -> ModelParameters:
+    """Returns what config.pbtxt says of a network."""
+    return ModelParameters(
+        pack_name=pack.name, network_hash=hash_at(network, precision), config=config.model_dump_json()
     )
 
 
@@ -153,7 +184,9 @@ def written_at_once(directory: Path) -> Iterator[Path]:
         raise InvalidRepository(f"cannot write {directory}: {error.strerror}", path=directory) from error
 
 
-def write_model(folder: Path, network: BatchedNetwork, config: model_config_pb2.ModelConfig, runtime: Runtime) -> None:
+def write_model(
+    folder: Path, network: BatchedNetwork | GradientNetwork, config: model_config_pb2.ModelConfig, runtime: Runtime
+) -> None:
     """Writes one model's folder."""
     version = folder / VERSION_FOLDER
     version.mkdir(parents=True)
@@ -164,11 +197,16 @@ def write_model(folder: Path, network: BatchedNetwork, config: model_config_pb2.
 
 
 def model_config(
-    name: str, network: BatchedNetwork, parameters: ModelParameters, options: ExportOptions
+    name: str, network: BatchedNetwork | GradientNetwork, parameters: ModelParameters, options: ExportOptions
 ) -> model_config_pb2.ModelConfig:
     """Returns a model's config.pbtxt."""
     config = model_config_pb2.ModelConfig(name=name, max_batch_size=options.max_batch)
-    config.input.add(name=IMAGES, data_type=model_config_pb2.TYPE_UINT8, dims=network.image_shape)
+    kinds_of_input = {
+        tensor: model_config_pb2.TYPE_UINT8 if tensor == IMAGES else model_config_pb2.TYPE_FP32
+        for tensor in inputs_of(network)
+    }
+    for tensor, shape in inputs_of(network).items():
+        config.input.add(name=tensor, data_type=kinds_of_input[tensor], dims=shape)
     for output, shape in network.outputs.items():
         config.output.add(name=output, data_type=model_config_pb2.TYPE_FP32, dims=shape)
     if options.runtime == "python":
@@ -182,9 +220,10 @@ def model_config(
     set_batching(config, options.max_batch)
     for batch in sorted({1, options.max_batch}):
         warmup = config.model_warmup.add(name=f"batch of {batch}", batch_size=batch)
-        images = warmup.inputs[IMAGES]
-        images.data_type, images.zero_data = model_config_pb2.TYPE_UINT8, True
-        images.dims[:] = network.image_shape
+        for tensor, shape in inputs_of(network).items():
+            zeros = warmup.inputs[tensor]
+            zeros.data_type, zeros.zero_data = kinds_of_input[tensor], True
+            zeros.dims[:] = shape
     if options.device == "cpu":
         config.parameters["intra_op_thread_count"].string_value = str(options.threads)
     if options.tensorrt:

@@ -1,26 +1,32 @@
-"""One namespace of a cluster: the calls that a run needs, with every refusal told in words."""
+"""One namespace of a cluster: the calls that a run needs, as plain mappings, with every refusal told in words."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import urllib3
-from kubernetes import client, config
+from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from kubernetes.config.incluster_config import InClusterConfigLoader
 
 from likeness_trainer.launch import errors
-from likeness_trainer.launch.manifests import MANAGER, SELECTOR, Manifest, owned_by
+from likeness_trainer.launch.description import MANAGER, SELECTOR, Manifest, pod_selector
+from likeness_trainer.launch.manifests import owned_by
+from likeness_trainer.launch.objects import labels_of
+from likeness_trainer.launch.refusals import TRANSIENT, explained
 
 APPLY = "application/apply-patch+yaml"
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = (10.0, 30.0)
 """To connect, and between two pieces of an answer."""
+PAUSES_S = (0.5, 1.0, 2.0)
+"""Before each new try of a request that may be sent twice."""
+WORKLOADS = {"Job": ("batch", "v1", "jobs"), "JobSet": ("jobset.x-k8s.io", "v1alpha2", "jobsets")}
+"""Kinds that a run can be: group, version and plural of each."""
+
+Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -30,222 +36,199 @@ class Cluster:
     api: client.ApiClient
     namespace: str
 
-    @property
-    def core(self) -> client.CoreV1Api:
-        """Pods, events, ConfigMaps, Services."""
-        return client.CoreV1Api(self.api)
+    def create(self, manifests: list[Manifest]) -> Manifest:
+        """Creates a Job or JobSet and the objects that belong to it, and returns it.
 
-    @property
-    def batch(self) -> client.BatchV1Api:
-        """Jobs."""
-        return client.BatchV1Api(self.api)
-
-    def apply(self, manifest: Manifest) -> Any:
-        """Creates or updates an object by server-side apply and returns it. Raises ClusterError."""
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
-        patch = {
-            "Job": self.batch.patch_namespaced_job,
-            "ConfigMap": self.core.patch_namespaced_config_map,
-            "Service": self.core.patch_namespaced_service,
-        }[kind]
-        with self.explained(f"apply {kind} {name}"):
-            return patch(
-                name, self.namespace, manifest, field_manager=MANAGER, field_validation="Strict",
-                _content_type=APPLY, _request_timeout=TIMEOUT_S,
-            )  # fmt: skip
-
-    def create(self, manifests: list[Manifest]) -> client.V1Job:
-        """Creates a Job and the objects that belong to it, and returns it.
-
-        The Job comes first, so that its uid can own the others; its pods wait for them. If one cannot be made, the Job
-        is deleted again, and nothing is left.
+        It comes first, so that its uid can own the others; its pods wait for them. If one cannot be made, it is deleted
+        again, and nothing is left.
 
         Raises:
-            AlreadyExistsError: there is a job of that name already.
+            AlreadyExistsError: there is one of that name already.
             ClusterError: of another kind, when the server refuses an object.
         """
-        job, *others = manifests
-        name = job["metadata"]["name"]
-        self._require_free(name)
-        applied: client.V1Job = self.apply(job)
-        uid = str(applied.metadata.uid) if applied.metadata is not None else ""
+        workload, *others = manifests
+        self._require_free(workload)
+        applied, is_new = self._apply(workload)
+        if not is_new:
+            raise self._taken(applied)
         try:
             for manifest in others:
-                self.apply(owned_by(manifest, name, uid))
-        except BaseException:
-            self.delete_job(name)
+                self._apply(owned_by(manifest, applied))
+        except BaseException as error:
+            self._take_back(applied, error)
             raise
         return applied
 
-    def _require_free(self, name: str) -> None:
-        try:
-            taken = self.job(name)
-        except errors.NoSuchObjectError:
-            return
-        labels = (taken.metadata.labels if taken.metadata is not None else None) or {}
-        if labels.get("app.kubernetes.io/managed-by") == MANAGER:
-            raise errors.AlreadyExistsError(
-                f"there is a job {name} in namespace {self.namespace} already. Choose another --name, or remove it "
-                f"with `likeness-trainer jobs cancel {name}`; the run's folder stays, and a new job goes on with it"
-            )
-        raise errors.AlreadyExistsError(
-            f"there is a job {name} in namespace {self.namespace} that likeness-trainer did not make. "
-            "Choose another --name"
+    def try_out(self, manifests: list[Manifest]) -> None:
+        """Lets the server check every object as if it were created, and keep none. Raises ClusterError."""
+        self._require_free(manifests[0])
+        for manifest in manifests:
+            self._apply(manifest, dry_run="All")
+
+    def find(self, name: str) -> Manifest:
+        """Returns the Job or JobSet of a run; raises NoSuchObjectError when there is none that `submit` made."""
+        for kind in WORKLOADS:
+            found = self._workload(kind, name)
+            if found is not None and labels_of(found).get("app.kubernetes.io/managed-by") == MANAGER:
+                return found
+        raise errors.NoSuchObjectError(
+            f"there is no run {name} in namespace {self.namespace}; `likeness-trainer list` names those that there are"
         )
 
-    def job(self, name: str) -> client.V1Job:
-        """Returns a Job; raises NoSuchObjectError or another ClusterError."""
-        with self.explained(f"read job {name}"):
-            return self.batch.read_namespaced_job(name, self.namespace, _request_timeout=TIMEOUT_S)
+    def runs(self) -> list[Manifest]:
+        """Returns the Jobs and JobSets that `submit` made in the namespace, the newest first."""
+        found: list[Manifest] = []
+        for kind in WORKLOADS:
+            try:
+                found += self._asked(f"list {kind}s", self.workloads(kind), label_selector=SELECTOR)["items"]
+            except (errors.NoSuchKindError, errors.PermissionDeniedError):
+                if kind == "Job":
+                    raise
+        return sorted(found, key=lambda run: str(run["metadata"].get("creationTimestamp")), reverse=True)
 
-    def own_job(self, name: str) -> client.V1Job:
-        """Returns a Job that `submit` made; raises NoSuchObjectError when there is none of that name."""
-        job = self.job(name)
-        labels = (job.metadata.labels if job.metadata is not None else None) or {}
-        if labels.get("app.kubernetes.io/managed-by") != MANAGER:
-            raise errors.NoSuchObjectError(f"the job {name} in namespace {self.namespace} is not a run of this trainer")
-        return job
+    def pods(self, name: str) -> list[Manifest]:
+        """Returns the pods of a run, those that failed too."""
+        call = client.CoreV1Api(self.api).list_namespaced_pod
+        return list(self._asked(f"list pods of {name}", call, label_selector=pod_selector(name))["items"])
 
-    def jobs(self) -> list[client.V1Job]:
-        """Returns all Jobs that `submit` made in the namespace."""
-        with self.explained("list jobs"):
-            return list(
-                self.batch.list_namespaced_job(
-                    self.namespace, label_selector=SELECTOR, _request_timeout=TIMEOUT_S
-                ).items
-            )
-
-    def pods(self, name: str) -> list[client.V1Pod]:
-        """Returns the pods of a Job, those that failed too."""
-        with self.explained(f"list pods of {name}"):
-            return list(
-                self.core.list_namespaced_pod(
-                    self.namespace, label_selector=pod_selector(name), _request_timeout=TIMEOUT_S
-                ).items
-            )
-
-    def events(self) -> list[client.CoreV1Event]:
-        """Returns the events of the namespace, or none where they may not be read."""
+    def warnings(self) -> list[Manifest]:
+        """Returns the events of the namespace that warn, or none where they may not be read."""
+        call = client.CoreV1Api(self.api).list_namespaced_event
         try:
-            with self.explained("list events"):
-                return list(self.core.list_namespaced_event(self.namespace, _request_timeout=TIMEOUT_S).items)
+            return list(self._asked("list events", call, field_selector="type=Warning")["items"])
         except errors.PermissionDeniedError:
             return []
 
-    def delete_job(self, name: str) -> None:
-        """Deletes a Job with its pods, which get a SIGTERM first, and all that it owns. Raises ClusterError."""
-        with self.explained(f"delete job {name}"):
-            self.batch.delete_namespaced_job(
-                name, self.namespace, propagation_policy="Background", _request_timeout=TIMEOUT_S
-            )
+    def delete(self, workload: Manifest) -> None:
+        """Deletes a Job or JobSet with its pods, which get a SIGTERM first, and all that it owns; fine if it is gone.
 
-    @contextmanager
-    def explained(self, doing: str) -> Iterator[None]:
-        """Raises what the client raises inside as a ClusterError that says what could not be done, and why."""
+        Raises ClusterError, AlreadyExistsError among them when another one has its name by now.
+        """
+        kind, metadata = workload["kind"], workload["metadata"]
+        options = client.V1DeleteOptions(
+            propagation_policy="Background", preconditions=client.V1Preconditions(uid=metadata["uid"])
+        )
+        group, version, plural = WORKLOADS[kind]
+        call = client.CustomObjectsApi(self.api).delete_namespaced_custom_object
         try:
-            yield
-        except ApiException as error:
-            raise refusal(error, doing, self.namespace) from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise errors.ClusterUnreachableError(
-                f"cannot {doing}: no answer from {self.api.configuration.host}: {_innermost(error)}"
-            ) from error
+            self._asked(f"delete {kind} {metadata['name']}", call, group, version, name=metadata["name"],
+                        plural=plural, body=options)  # fmt: skip
+        except errors.NoSuchObjectError:
+            return
 
+    def workloads(self, kind: str) -> Call:
+        """Returns the client's call that lists or watches a kind of workload."""
+        group, version, plural = WORKLOADS[kind]
+        call = client.CustomObjectsApi(self.api).list_namespaced_custom_object
 
-def pod_selector(job_name: str) -> str:
-    """Returns the selector of a Job's pods; the Job controller sets this label."""
-    return f"batch.kubernetes.io/job-name={job_name}"
+        def listed(namespace: str, **options: Any) -> Any:
+            return call(group, version, namespace, plural, **options)
 
+        return listed
 
-def open_cluster(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
-    """Returns a cluster: that of a kubeconfig, or, without one, the one around the pod that this runs in.
+    def open_log(
+        self, pod: str, container: str, since: str | None = None, follow: bool = False, tail: int | None = None
+    ) -> urllib3.BaseHTTPResponse:
+        """Returns the open log of a pod, each line with its time in front.
 
-    Args:
-        kubeconfig: a file; default: KUBECONFIG, else ~/.kube/config.
-        context: of the kubeconfig; default: its current one.
-        namespace: default: that of the context or of the pod, else "default".
+        Asked through the client's lower level, because its own call cannot say `sinceTime`.
 
-    Raises:
-        ClusterUnreachableError: there is neither, or the kubeconfig cannot be used.
-    """
-    settings = client.Configuration()
-    try:
-        contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)
-    except config.ConfigException as error:
-        inside = InClusterConfigLoader(str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt"))
-        if kubeconfig is not None or context is not None or not (SERVICE_ACCOUNT / "token").is_file():
-            raise errors.ClusterUnreachableError(f"no cluster: {error}. Give one with --kubeconfig") from error
-        inside.load_and_set(settings)
-        own = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
-        return Cluster(client.ApiClient(settings), namespace or own)
-    names = [each["name"] for each in contexts]
-    if context is not None and context not in names:
-        raise errors.ClusterUnreachableError(f"the kubeconfig has no context {context!r}; it has {', '.join(names)}")
-    chosen = active if context is None else next(each for each in contexts if each["name"] == context)
-    try:
-        config.load_kube_config(
-            config_file=kubeconfig, context=context, client_configuration=settings, persist_config=False
-        )
-    except config.ConfigException as error:
-        raise errors.ClusterUnreachableError(f"the kubeconfig cannot be used: {error}") from error
-    return Cluster(client.ApiClient(settings), namespace or chosen["context"].get("namespace") or "default")
+        Args:
+            since: RFC 3339, whole seconds; lines before are left out.
+            tail: only as many lines of the end.
 
+        Raises:
+            ApiException: the server's refusal as it is; the pod may only just be starting.
+            urllib3.exceptions.HTTPError: no answer.
+        """
+        wanted = {"container": container, "timestamps": "true", "follow": "true" if follow else None,
+                  "sinceTime": since, "tailLines": None if tail is None else str(tail)}  # fmt: skip
+        request = self.api.param_serialize(
+            "GET", "/api/v1/namespaces/{namespace}/pods/{name}/log",
+            path_params={"namespace": self.namespace, "name": pod},
+            query_params=[(key, value) for key, value in wanted.items() if value is not None],
+            header_params={"Accept": "*/*"}, auth_settings=["BearerToken"],
+        )  # fmt: skip
+        answer = self.api.call_api(*request, _request_timeout=(TIMEOUT_S[0], 300.0))
+        if answer.status != 200:
+            answer.read()
+            raise ApiException.from_response(http_resp=answer, body=None, data=None)
+        opened: urllib3.BaseHTTPResponse = answer.response
+        return opened
 
-def refusal(error: ApiException, doing: str, namespace: str) -> errors.ClusterError:
-    """Returns what a refusal means, in words, as an error whose class gives the exit code."""
-    message, details = _status(error)
-    told = f"cannot {doing} in namespace {namespace}: "
-    if error.status == 401:
-        return errors.PermissionDeniedError(f"{told}the credentials are not accepted; log in anew. {message}".rstrip())
-    if error.status == 403:
-        return _forbidden(told, message, namespace)
-    if error.status == 404:
-        return _not_found(told, message, details, namespace)
-    if error.status == 409:
+    def _take_back(self, workload: Manifest, cause: BaseException) -> None:
+        try:
+            self.delete(workload)
+        except errors.ClusterError as error:
+            name = workload["metadata"]["name"]
+            raise errors.ClusterError(
+                f"{cause or 'interrupted'}; and {workload['kind']} {name} could not be taken back ({error}): remove it "
+                f"with `likeness-trainer cancel {name}`"
+            ) from cause
+
+    def _apply(self, manifest: Manifest, dry_run: str | None = None) -> tuple[Manifest, bool]:
+        """Creates or updates an object by server-side apply; returns it, and whether it is new.
+
+        201 says that it is; after a second try 200 does too, since the answer to the first may have been lost.
+        """
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        core = client.CoreV1Api(self.api)
+        options = {"field_manager": MANAGER, "field_validation": "Strict", "dry_run": dry_run, "_content_type": APPLY}
+        calls: dict[str, Call] = {
+            "ConfigMap": core.patch_namespaced_config_map,
+            "Service": core.patch_namespaced_service,
+        }
+        call = calls.get(kind, client.CustomObjectsApi(self.api).patch_namespaced_custom_object)
+        if kind in WORKLOADS:
+            options |= dict(zip(("group", "version", "plural"), WORKLOADS[kind], strict=True))
+        answer, tries = self._sent(f"apply {kind} {name}", call, name=name, body=manifest, **options)
+        return json.loads(answer.data), answer.status == 201 or tries > 1
+
+    def _require_free(self, workload: Manifest) -> None:
+        taken = self._workload(workload["kind"], workload["metadata"]["name"])
+        if taken is not None:
+            raise self._taken(taken)
+
+    def _taken(self, workload: Manifest) -> errors.AlreadyExistsError:
+        kind, name = workload["kind"], workload["metadata"]["name"]
+        if labels_of(workload).get("app.kubernetes.io/managed-by") == MANAGER:
+            return errors.AlreadyExistsError(
+                f"there is a run {name} in namespace {self.namespace} already. Choose another --name, or remove it "
+                f"with `likeness-trainer cancel {name}`: its folder stays, and a new run of that name goes on with it"
+            )
         return errors.AlreadyExistsError(
-            f"{told}the name is taken, or another program owns some of its fields. {message} Choose another --name"
+            f"there is a {kind} {name} in namespace {self.namespace} that likeness-trainer did not make. "
+            "Choose another --name"
         )
-    if error.status in {400, 422}:
-        return errors.ManifestRejectedError(f"{told}the cluster finds it invalid: {message}")
-    return errors.ClusterUnreachableError(f"{told}the cluster answers {error.status} {error.reason}: {message}")
 
+    def _workload(self, kind: str, name: str) -> Manifest | None:
+        group, version, plural = WORKLOADS[kind]
+        call = client.CustomObjectsApi(self.api).get_namespaced_custom_object
+        try:
+            return self._asked(f"read {kind} {name}", call, group, version, plural=plural, name=name)
+        except errors.NoSuchObjectError:
+            return None
+        except errors.PermissionDeniedError:
+            if kind == "Job":
+                raise
+            return None
 
-def _forbidden(told: str, message: str, namespace: str) -> errors.ClusterError:
-    if "exceeded quota" in message:
-        return errors.QuotaExceededError(
-            f"{told}the quota is used up: {message}. See `kubectl describe quota --namespace {namespace}`"
-        )
-    if "violates PodSecurity" in message or "denied the request" in message or "admission webhook" in message:
-        return errors.PermissionDeniedError(f"{told}a policy of the cluster refuses it: {message}")
-    return errors.PermissionDeniedError(
-        f"{told}you may not. {message}. Ask for a role in {namespace} that may get, list, watch, create, patch and "
-        "delete jobs, configmaps and services, get, list and watch pods and events, and get pods/log"
-    )
+    def _asked(self, doing: str, call: Call, *arguments: Any, **options: Any) -> Manifest:
+        answer, _ = self._sent(doing, call, *arguments, **options)
+        told: Manifest = json.loads(answer.data)
+        return told
 
-
-def _not_found(told: str, message: str, details: dict[str, Any], namespace: str) -> errors.NoSuchObjectError:
-    if details.get("kind") == "namespaces":
-        return errors.NoSuchObjectError(
-            f"{told}there is no namespace {namespace}. Choose one with --namespace, or make it: "
-            f"`kubectl create namespace {namespace}`"
-        )
-    if not details.get("name"):
-        return errors.NoSuchObjectError(
-            f"{told}the server does not know this kind of object. It must serve batch/v1 (Kubernetes 1.26 or newer); a "
-            f"CustomResourceDefinition may be missing, or the address be no API server. {message}"
-        )
-    return errors.NoSuchObjectError(f"{told}there is no {details.get('kind', 'object')} {details['name']}")
-
-
-def _status(error: ApiException) -> tuple[str, dict[str, Any]]:
-    """Returns message and details of the Status object that an API server answers with, or the raw body."""
-    try:
-        status = json.loads(error.body or "")
-        return str(status.get("message") or ""), dict(status.get("details") or {})
-    except (ValueError, AttributeError):
-        return (error.body or "").strip()[:300], {}
-
-
-def _innermost(error: BaseException) -> str:
-    reason = getattr(error, "reason", None)
-    return _innermost(reason) if isinstance(reason, BaseException) else str(error)
+    def _sent(self, doing: str, call: Call, *arguments: Any, **options: Any) -> tuple[Any, int]:
+        """Returns the answer to a request that may be sent twice, and how often it was sent."""
+        options |= {"namespace": self.namespace, "_preload_content": False, "_request_timeout": TIMEOUT_S}
+        with explained(doing, self.namespace, self.api.configuration.host):
+            for tries, pause in enumerate(PAUSES_S, start=1):
+                try:
+                    return call(*arguments, **options), tries
+                except ApiException as error:
+                    if error.status not in TRANSIENT:
+                        raise
+                except urllib3.exceptions.HTTPError:
+                    pass  # asked again below
+                time.sleep(pause)
+            return call(*arguments, **options), len(PAUSES_S) + 1

@@ -9,6 +9,12 @@ class ClusterError(TrainerError):
     """Base of what a cluster answers, or does not answer."""
 
 
+class RunFailedError(ClusterError):
+    """The run ended without success, or its job was deleted."""
+
+    exit_code = 1
+
+
 class MissingExtraError(ClusterError):
     """The Kubernetes client is not installed."""
 
@@ -33,6 +39,10 @@ class NoSuchObjectError(ClusterError):
     exit_code = 66
 
 
+class NoSuchKindError(NoSuchObjectError):
+    """The API server does not serve this kind of object: its CustomResourceDefinition is not installed (404)."""
+
+
 class ClusterUnreachableError(ClusterError):
     """No kubeconfig, no answer, or an answer that says that the server cannot work now."""
 
@@ -55,3 +65,17 @@ class PermissionDeniedError(ClusterError):
     """The credentials are not accepted (401), or may not do this (403)."""
 
     exit_code = 77
+
+
+EXIT_CODES = """exit codes:
+  0    the run ended well; with --detach or --dry-run: it was accepted
+  1    the run failed, or its job was deleted
+  2    a setting is wrong, the cluster finds an object invalid, or the Kubernetes client is not installed
+  4    the pods did not start within --start-timeout; the job stays in the cluster
+  66   there is no such job, namespace or kind of object
+  69   the cluster does not answer
+  73   the name is taken
+  75   the namespace's quota is used up
+  77   the credentials are refused, or lack a right
+  130  Ctrl-C: detached, the run goes on
+"""

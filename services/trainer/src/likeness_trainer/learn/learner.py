@@ -14,9 +14,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from likeness_trainer.config import OptimizerConfig
 from likeness_trainer.errors import RunFolderError
 from likeness_trainer.learn.ema import AdapterAverage
+from likeness_trainer.learn.feedback_update import FeedbackUpdate
 from likeness_trainer.learn.kl_controller import adapted_kl_weight
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
-from likeness_trainer.learn.reward_feedback import FeedbackUpdate
 from likeness_trainer.learn.update import ScoredTrajectory, UpdateStatistics, accumulate_gradients, count_samples
 from likeness_trainer.ranks import Ranks
 from likeness_trainer.run.checkpoint import Checkpoint, LearnerState
@@ -59,7 +59,7 @@ class Learner:
         Args:
             batches: empty when no group is left to learn from; nothing moves when that is so on every rank.
             fault: what was not finite before the update, for example a reward; the step is skipped.
-            feedback: gradients of the reward that are added to those of the batches; in a run of one rank only.
+            feedback: this rank's gradients of the reward, which are added to those of the batches.
 
         Raises:
             RanksDivergedError: the adapters of the ranks differ after the update.
@@ -91,13 +91,13 @@ class Learner:
         self.require_equal_adapters()
         return {
             "loss": statistics[0].loss,
-            "kl": statistics[-1].kl,
+            "kl": statistics[-1].divergence,
             "ratio_deviation_first": statistics[0].ratio_deviation,
             "ratio_deviation": statistics[-1].ratio_deviation,
             "clip_fraction": statistics[-1].clip_fraction,
             "grad_norm": sum(norms) / len(norms),
             "learning_rate": learning_rate,
-            **self._adapt_kl_weight(statistics[-1].kl),
+            **self._adapt_kl_weight(statistics[-1].divergence),
             "skipped": 0,
         }
 
@@ -107,10 +107,11 @@ class Learner:
         """Computes the gradient of one update, summed over the ranks; returns its statistics and its norm, a scalar."""
         self.optimizer.zero_grad(set_to_none=True)
         algorithm = self.algorithm.model_copy(update={"kl_weight": self.kl_weight})
-        statistics = accumulate_gradients(self.model, batches, algorithm, num_samples).over_ranks(self.ranks)
-        self.ranks.sum_gradients(self.model.lora_parameters())
+        statistics = accumulate_gradients(self.model, batches, algorithm, num_samples)
         if feedback is not None:
             feedback.add_to(self.model.lora_parameters(), statistics)
+        statistics = statistics.over_ranks(self.ranks)
+        self.ranks.sum_gradients(self.model.lora_parameters())
         gradients = [parameter.grad for parameter in self.model.lora_parameters() if parameter.grad is not None]
         return statistics, get_total_norm(gradients)
 
@@ -160,10 +161,13 @@ class Learner:
         labels = {name: self.model.expert_label(name) for name in adapters}
         state = LearnerState(self.kl_weight, self.skipped_in_a_row, self.average.num_updates if self.average else 0)
         average = self.average.state() if self.average else {}
-        return Checkpoint(step, adapters, self.optimizer.state_dict(), self.checksum(), labels, state, average)
+        return Checkpoint(
+            step, adapters, self.optimizer.state_dict(), self.checksum(), labels, state, average, self.model.base_loras
+        )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes the state of a checkpoint; raises RunFolderError when it is of another model or was damaged."""
+        checkpoint.require_base(self.model.base_loras)
         if set(checkpoint.adapters) != set(self.model.trained_experts):
             raise RunFolderError(
                 f"the checkpoint trains {sorted(checkpoint.adapters)}, this run {list(self.model.trained_experts)}"

@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from likeness_reward.domain import GradientEncoding, IdentityTemplate, ScoreOptions, VideoReward
+from likeness_reward.domain import GradientEncoding, IdentityTemplate, ScoreOptions, VideoMotion, VideoReward
 from likeness_trainer.learn.credit import group_scores, weighted_advantages
 from likeness_trainer.learn.feedback_config import AlgorithmName, RewardFeedbackConfig
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
@@ -26,7 +26,7 @@ from likeness_trainer.learn.update import ScoredTrajectory, objective_terms
 from likeness_trainer.wan.model_config import WanModelConfig
 from likeness_trainer.wan.model_files import ModelPaths
 from likeness_trainer.wan.module import Conditioning, WanModule
-from likeness_trainer.wan.sampler_config import SamplerConfig
+from likeness_trainer.wan.sampler_config import GuidanceScale, SamplerConfig
 
 
 class RewardScorer(Protocol):
@@ -35,7 +35,12 @@ class RewardScorer(Protocol):
     def embed_identity(self, images: list[NDArray[np.uint8]]) -> IdentityTemplate: ...
 
     def score(
-        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+        self,
+        frames_rgb: NDArray[np.uint8],
+        identity: IdentityTemplate,
+        options: ScoreOptions | None = None,
+        *,
+        reference_motion: VideoMotion | None = None,
     ) -> VideoReward: ...
 
 
@@ -62,6 +67,10 @@ class ModuleOptions(BaseModel):
     """`cps` or `flow_sde`."""
     noise_level: float = 0.7
     """Fresh noise in the stochastic steps."""
+    guidance_scale: GuidanceScale = 1.0
+    """Classifier-free guidance; for two experts also a mapping of dit and dit2."""
+    negative_prompt: str = ""
+    """What guidance leads away from."""
     group_size: int = 4
     """Samples compared with each other in one forward."""
     branch_batch: int = 1
@@ -206,7 +215,8 @@ class WanTrainingModule(WanModule):
         for trajectory, latents in groups:
             trajectories.append(trajectory)
             send_decoded(self, latents, trajectory.samples, keep)
-        rewards = [self.scorer.score(video, identity, self.score_options) for video in videos]
+        motion = self._reference_motion(example, identity)
+        rewards = [self.scorer.score(v, identity, self.score_options, reference_motion=motion) for v in videos]
         advantages = weighted_advantages(
             group_scores(rewards, self.algorithm, self.options.no_face_value), self.algorithm
         )
@@ -220,6 +230,12 @@ class WanTrainingModule(WanModule):
             loss, kl_loss = loss + term, kl_loss + kl
         face_score = torch.tensor([reward.value for reward in rewards], device=self.device).mean()
         return loss, face_score, kl_loss
+
+    def _reference_motion(self, example: _Example, identity: IdentityTemplate) -> VideoMotion | None:
+        """Returns how much the example's video moves, where the reward weighs that."""
+        if not self.algorithm.measures_motion:
+            return None
+        return self.scorer.score(example.frames, identity, self.score_options).motion
 
     def _reward_feedback(self, example: _Example) -> tuple[Tensor, Tensor, Tensor]:
         """One video, its reward differentiated; the video's first frame is no part of its identity, as published."""

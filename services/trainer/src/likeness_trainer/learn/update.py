@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -51,8 +51,15 @@ class UpdateStatistics:
 
     loss: float = 0.0
     kl: float = 0.0
+    feedback_kl: float = 0.0
+    """Divergence over the videos of reward feedback."""
     ratios: list[Tensor] = field(default_factory=list)
     clipped: list[Tensor] = field(default_factory=list)
+
+    @property
+    def divergence(self) -> float:
+        """That of the policy gradient, or of reward feedback where there was nothing else."""
+        return self.kl if self.ratios else self.kl + self.feedback_kl
 
     @property
     def ratio_deviation(self) -> float:
@@ -68,9 +75,15 @@ class UpdateStatistics:
         """Returns the statistics of the whole batch, of which each rank went through a part."""
         if ranks.world_size == 1:
             return self
-        mine = (self.loss, self.kl, [ratio.cpu() for ratio in self.ratios], [clipped.cpu() for clipped in self.clipped])
-        losses, kls, ratios, clipped = zip(*ranks.gather(mine), strict=True)
-        return UpdateStatistics(sum(losses), sum(kls), list(chain(*ratios)), list(chain(*clipped)))
+        mine = replace(self, ratios=[r.cpu() for r in self.ratios], clipped=[c.cpu() for c in self.clipped])
+        parts = ranks.gather(mine)
+        return UpdateStatistics(
+            loss=sum(part.loss for part in parts),
+            kl=sum(part.kl for part in parts),
+            feedback_kl=sum(part.feedback_kl for part in parts),
+            ratios=list(chain.from_iterable(part.ratios for part in parts)),
+            clipped=list(chain.from_iterable(part.clipped for part in parts)),
+        )
 
 
 def step_terms(model: WanModule, scored: ScoredTrajectory, index: int, config: PolicyGradientConfig) -> StepTerms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from likeness_trainer.learn.reward_feedback import window_in_graph
 from likeness_trainer.learn.rollout import Trajectory, ode_step, run_branches
 from likeness_trainer.learn.update import ScoredTrajectory, step_terms
 from likeness_trainer.learn.window import Window, windows_of
-from likeness_trainer.planning.meta_model import encode_first_frame, encode_prompt, meta_conditioning
+from likeness_trainer.planning.meta_model import encode_first_frame, encode_prompt, meta_conditioning, parts_of
 from likeness_trainer.planning.meter import Meter, as_on_a_gpu
 from likeness_trainer.wan.decoding import decode_latent_frames
 from likeness_trainer.wan.model_config import EXPERTS
@@ -86,7 +87,7 @@ def measure(model: WanModule, config: TrainConfig, size: tuple[int, int, int], s
     batch = len(trajectory.samples)
     return Measurement(
         forward, sampling, decoding, update, graph_bytes, bench.feedback(), encoding, bench.optimizer(),
-        _bytes(_tensors_of(trajectory)) // batch, _bytes(conditioning.inputs.values()),
+        _bytes(_tensors_of(trajectory)) // batch, _bytes(_values(conditioning)),
     )  # fmt: skip
 
 
@@ -111,7 +112,8 @@ class _Bench:
         self.say("encoding of prompt and first frame")
 
         def encode() -> Any:
-            return encode_prompt(self.model), encode_first_frame(self.model, *size)
+            prompts = [encode_prompt(self.model) for _ in range(2 if self.model.sampler.guided else 1)]
+            return prompts, encode_first_frame(self.model, *size)
 
         with torch.no_grad():
             cost, _ = self._run(encode)
@@ -175,10 +177,12 @@ class _Bench:
         noise = self._latents(algorithm.feedback.samples)
         vae = self.model.pipe.vae
         checkpointing = self.model.config.use_gradient_checkpointing
+        offload = checkpointing and self.model.config.use_gradient_checkpointing_offload
 
         def learn() -> None:
-            latents, kl = window_in_graph(self.model, self.conditioning, noise, algorithm.feedback)
-            pixels = torch.cat(list(decode_latent_frames(vae, latents, checkpointing=checkpointing)), dim=2)
+            with torch.autograd.graph.save_on_cpu() if offload else nullcontext():
+                latents, kl = window_in_graph(self.model, self.conditioning, noise, algorithm.feedback)
+            pixels = torch.cat(list(decode_latent_frames(vae, latents, checkpointing, offload)), dim=2)
             (pixels.sum() + kl.sum()).backward()
 
         cost, _ = self._run(learn, noise)
@@ -201,10 +205,9 @@ class _Bench:
     def _run_metered(self, work: Callable[[Meter], T], known: Iterable[Tensor]) -> tuple[Cost, T]:
         model = self.model
         gradients = (parameter.grad for parameter in model.lora_parameters())
-        positions = chain(
-            *(getattr(model.pipe, name).freqs for name in EXPERTS if getattr(model.pipe, name) is not None)
-        )
-        inputs = self.conditioning.inputs.values()
+        dits: list[Any] = [part for role, part in parts_of(model).items() if role in EXPERTS]
+        positions = (position for dit in dits for position in dit.freqs)
+        inputs = _values(self.conditioning)
         there = chain(model.pipe.parameters(), model.pipe.buffers(), positions, gradients, inputs, known)
         meter = Meter(model.device, (tensor for tensor in there if isinstance(tensor, Tensor)))
         evaluations = 0
@@ -232,6 +235,10 @@ def trained_steps(window: Window, kl_weight: float) -> tuple[int, ...]:
 
 def _tensors_of(trajectory: Trajectory) -> list[Tensor]:
     return [*trajectory.inputs, *trajectory.old_mean, *trajectory.old_log_prob]
+
+
+def _values(conditioning: Conditioning) -> list[Any]:
+    return [*conditioning.inputs.values(), *conditioning.negative_inputs.values()]
 
 
 def _bytes(values: Iterable[Any]) -> int:

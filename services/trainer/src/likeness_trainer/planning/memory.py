@@ -13,6 +13,10 @@ from likeness_trainer.ranks import BUCKET_BYTES
 from likeness_trainer.wan.model_config import EXPERTS
 from likeness_trainer.wan.module import WanModule
 
+ENCODING = "encoding"
+"""Phase before the first step: prompts and first frames are encoded."""
+ENCODERS = ("text_encoder", "image_encoder")
+"""Roles that only this phase needs, and so does the VAE's encoder."""
 GATHERED_BLOCKS = 3
 """Whole blocks of a sharded DiT that are there at once: the one that is computed, the next one, which FSDP2 gathers
 meanwhile, and the buffer of the gathering before."""
@@ -26,6 +30,8 @@ class ModelBytes:
     """Role to number of parameters, adapters left out."""
     weights: dict[str, int]
     """Role to bytes."""
+    vae_encoder: int
+    """Bytes of the VAE's weights that only encoding needs."""
     adapter_parameters: int
     adapters: int
     """Bytes of all adapters, float32."""
@@ -48,9 +54,11 @@ def model_bytes(model: WanModule) -> ModelBytes:
     parts = parts_of(model)
     dits = {role: part for role, part in parts.items() if role in EXPERTS}
     blocks = {role: [size(block) for block in dit.get_submodule("blocks").children()] for role, dit in dits.items()}
+    vae = model.pipe.vae.model
     return ModelBytes(
         {role: sum(parameter.numel() for parameter in own(part)) for role, part in parts.items()},
         {role: size(part) for role, part in parts.items()},
+        size(vae.encoder) + size(vae.conv1),
         sum(parameter.numel() for parameter in model.lora_parameters()),
         sum(parameter.nbytes for parameter in model.lora_parameters()),
         max(max(sizes) for sizes in blocks.values()),
@@ -62,41 +70,24 @@ def model_bytes(model: WanModule) -> ModelBytes:
 class MemoryPlan:
     """Bytes that one GPU and one machine need."""
 
-    weights: dict[str, int]
-    """Role to bytes on each GPU: with sharding each its part of the DiTs."""
-    gathered: int
-    """Blocks of sharded DiTs that are whole for a moment."""
-    adapters: int
-    gradients: int
-    optimizer: int
-    """AdamW's two moments, and the average of the adapters where one is kept."""
-    latents: int
-    """Trajectories of all samples of this GPU's groups, and what the DiT is told about each."""
-    working: dict[str, int]
-    """Phase to what its computation takes at most, beside all of the above: activations, graphs, pixels."""
+    parts: dict[str, dict[str, int]]
+    """Phase to part to bytes of each GPU."""
     frames_in_flight: int
     """Machine, for each GPU: uint8 frames of all groups, at most; they are kept until their rewards have come."""
     checkpoints_on_host: int
     """Machine, for each GPU: activations that use_gradient_checkpointing_offload moves there."""
-    loading: int
-    """Machine, for each GPU: weights that a sharded model is loaded into before they are spread; 0 without sharding."""
-
-    @property
-    def resident(self) -> int:
-        """Bytes that are there in every phase of a step."""
-        weights = sum(self.weights.values()) + self.gathered
-        return weights + self.adapters + self.gradients + self.optimizer + self.latents
+    weights_on_host: int
+    """Machine, for each GPU: weights loaded there before they are spread, or waiting there for their turn."""
 
     @property
     def totals(self) -> dict[str, int]:
-        """Phase to all bytes of a GPU. Encoding is done before there are gradients, moments and latents."""
-        first = sum(self.weights.values()) + self.adapters
-        return {name: size + (first if name == "encoding" else self.resident) for name, size in self.working.items()}
+        """Phase to all bytes of a GPU."""
+        return {phase: sum(parts.values()) for phase, parts in self.parts.items()}
 
     @property
     def peak_phase(self) -> str:
         totals = self.totals
-        return max(totals, key=lambda name: totals[name])
+        return max(totals, key=lambda phase: totals[phase])
 
     @property
     def peak(self) -> int:
@@ -112,38 +103,59 @@ def memory_plan(
     Args:
         video_bytes: of the uint8 frames of one video.
     """
-    algorithm, sharded = config.algorithm, config.parallel.sharding == "fsdp2"
+    algorithm = config.algorithm
     groups = -(-algorithm.groups_per_step // gpus)
     samples = groups * algorithm.group_size if algorithm.name != "reward_feedback" else 0
-    weights = {role: -(-size // gpus) if sharded and role in EXPERTS else size for role, size in model.weights.items()}
+    feedback_videos = groups * algorithm.feedback.samples if measured.feedback else 0
+    trained = {
+        "LoRA": model.adapters,
+        "gradients": model.adapters * (1 if measured.feedback is None else 2),
+        "optimizer": model.adapters * (2 if config.optimizer.ema_decay is None else 3),
+        "latents": samples * measured.trajectory_bytes + groups * measured.conditioning_bytes,
+    }
+    parts: dict[str, dict[str, int]] = {}
+    for phase, working in _working(config, model, measured, gpus).items():
+        beside = {"LoRA": model.adapters} if phase == ENCODING else trained
+        parts[phase] = {**_weights(config, model, phase, gpus), **beside, "activations": working}
+    leaves = config.parallel.sharding == "fsdp2" or config.memory.swap_idle_expert
     return MemoryPlan(
-        weights,
-        GATHERED_BLOCKS * model.largest_block + model.outside_blocks if sharded else 0,
-        model.adapters,
-        model.adapters * (1 if measured.feedback is None else 2),
-        model.adapters * (2 if config.optimizer.ema_decay is None else 3),
-        samples * measured.trajectory_bytes + groups * measured.conditioning_bytes,
-        _working(config, measured, gpus),
-        (groups * algorithm.feedback.samples if measured.feedback else 0) * video_bytes + samples * video_bytes,
-        max(cost.host_bytes for cost in _costs(measured)),
-        sum(model.weights.values()) if sharded else 0,
+        parts,
+        (samples + feedback_videos) * video_bytes,
+        max(cost.host_bytes for cost in _backward_costs(measured)),
+        sum(model.weights.values()) if leaves else 0,
     )
 
 
-def _working(config: TrainConfig, measured: Measurement, gpus: int) -> dict[str, int]:
-    working = {"encoding": measured.encoding.peak_bytes}
-    batch = config.algorithm.branch_batch
+def _weights(config: TrainConfig, model: ModelBytes, phase: str, gpus: int) -> dict[str, int]:
+    """Returns part to bytes of the weights that are on a GPU in a phase."""
+    weights = dict(model.weights)
+    if config.memory.drop_encoders and phase != ENCODING:
+        weights = {role: size for role, size in weights.items() if role not in ENCODERS}
+        weights["vae"] -= model.vae_encoder
+    experts = {role: weights.pop(role) for role in EXPERTS if role in weights}
+    if config.parallel.sharding == "fsdp2":
+        spread = {role: -(-size // gpus) for role, size in experts.items()}
+        gathered = GATHERED_BLOCKS * model.largest_block + model.outside_blocks
+        return {**spread, "gathered": 0 if phase == ENCODING else gathered, **weights}
+    if config.memory.swap_idle_expert:
+        return {"dit or dit2": 0 if phase == ENCODING else max(experts.values()), **weights}
+    return {**experts, **weights}
+
+
+def _working(config: TrainConfig, model: ModelBytes, measured: Measurement, gpus: int) -> dict[str, int]:
+    """Returns phase to what its computation takes at most: activations, graphs, pixels, temporary tensors."""
+    working = {ENCODING: measured.encoding.peak_bytes}
     if config.algorithm.name != "reward_feedback":
-        held = batch * measured.trajectory_bytes  # counted among the latents
+        held = config.algorithm.branch_batch * measured.trajectory_bytes  # counted among the latents
         working["sampling"] = measured.sampling.peak_bytes - held
         working["decoding"] = measured.decoding.peak_bytes + measured.sampling.kept_bytes - held
         working["update"] = max(cost.peak_bytes for cost in measured.update.values())
     if measured.feedback is not None:
         working["feedback"] = measured.feedback.peak_bytes
-    summing = 2 * BUCKET_BYTES if gpus > 1 else 0
+    summing = min(model.adapters, BUCKET_BYTES) if gpus > 1 else 0
     working["optimizer"] = max(measured.optimizer.peak_bytes, summing)
     return working
 
 
-def _costs(measured: Measurement) -> list[Cost]:
+def _backward_costs(measured: Measurement) -> list[Cost]:
     return [*measured.update.values(), *([measured.feedback] if measured.feedback else [])]

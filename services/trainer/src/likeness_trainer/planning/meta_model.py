@@ -32,7 +32,8 @@ def meta_module(config: TrainConfig) -> WanModule:
     pipe = WanVideoPipeline(device="meta", torch_dtype=dtype)
     for role, model_hash in part_hashes(config.model).items():
         setattr(pipe, role, meta_part(model_hash, role).to(dtype))
-    return WanModule(config.model.model_copy(update={"device": "meta"}), config.sampler, pipe=pipe)
+    without_files = config.model.model_copy(update={"device": "meta", "base_loras": []})  # they change no shape
+    return WanModule(without_files, config.sampler, pipe=pipe)
 
 
 def parts_of(model: WanModule) -> dict[str, nn.Module]:
@@ -77,11 +78,12 @@ def meta_conditioning(model: WanModule, num_frames: int, height: int, width: int
     def empty(*sizes: int) -> Tensor:
         return torch.empty(*sizes, dtype=model.dtype, device=model.device)
 
-    inputs: dict[str, Any] = {"context": torch.empty_like(encode_prompt(model))}
+    context = torch.empty_like(encode_prompt(model))
+    inputs: dict[str, Any] = {"context": context}
     if model.needs_first_frame:
         inputs["y"] = empty(1, dit.in_dim - vae.z_dim, *shape[1:])
     if dit.fuse_vae_embedding_in_latents:
         inputs |= {"fuse_vae_embedding_in_latents": True, "first_frame_latents": empty(1, shape[0], 1, *shape[2:])}
     if model.pipe.image_encoder is not None and dit.require_clip_embedding:
         inputs["clip_feature"] = empty(1, CLIP_TOKENS, CLIP_WIDTH)
-    return Conditioning(inputs, shape)
+    return Conditioning(inputs, shape, {"context": torch.empty_like(context)} if model.sampler.guided else {})

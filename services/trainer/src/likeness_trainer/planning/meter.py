@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from likeness_trainer.wan import decoding
+
 
 class Meter(TorchDispatchMode):
     """While it is on: counts the FLOPs of every operation by torch's formulas, and follows every storage from the
@@ -116,6 +118,7 @@ def as_on_a_gpu(meter: Meter) -> Iterator[None]:
     with (
         patch.object(F, "scaled_dot_product_attention", _fused_attention),
         patch.object(torch.autograd.graph, "save_on_cpu", SaveOnHost),
+        patch.object(decoding, "save_on_cpu", SaveOnHost),
         patch.multiple(
             diffsynth_dit, FLASH_ATTN_3_AVAILABLE=False, FLASH_ATTN_2_AVAILABLE=False, SAGE_ATTN_AVAILABLE=False
         ),

@@ -132,7 +132,7 @@ class _Planner:
 
     def measurement(self, config: TrainConfig) -> Measurement:
         """Returns the costs of a recipe; how its weights are spread over GPUs has no influence."""
-        key = config.model_dump_json(exclude={"parallel"})
+        key = config.model_dump_json(exclude={"parallel", "memory"})
         if key not in self._measured:
             video = self.video(config)
             size = (video.num_frames, video.height, video.width)
@@ -159,7 +159,10 @@ class _Planner:
 
         Those that change what is sampled are looked at where the others are not enough.
         """
-        gentle, other = harmless_switches(config, self.gpus.count), lossy_switches(config)
+        gentle, other = (
+            harmless_switches(config, self.gpus.count, self.model.pipe.dit2 is not None),
+            lossy_switches(config),
+        )
         tried = [self._remedy(config, [switch]) for switch in gentle]
         if not any(remedy.fits for remedy in tried) and len(gentle) > 1:
             tried.append(self._remedy(config, gentle))
@@ -178,9 +181,8 @@ class _Planner:
 
     def fewest_gpus(self, config: TrainConfig) -> int | None:
         """Returns the smallest number of GPUs that is enough with sharded DiTs, one group or more on each."""
-        sharding = config.parallel.model_copy(update={"sharding": "fsdp2"})
-        sharded = config.model_copy(update={"parallel": sharding})
-        for count in GPU_COUNTS if config.algorithm.name == "policy_gradient" else (1,):
+        sharded = with_settings(config, ("memory.swap_idle_expert=false", "parallel.sharding=fsdp2"))
+        for count in GPU_COUNTS:
             if self.memory(config if count == 1 else sharded, count).peak <= self.gpus.usable_bytes:
                 return count
         return None

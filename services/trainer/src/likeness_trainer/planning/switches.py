@@ -33,16 +33,20 @@ def with_settings(config: TrainConfig, settings: Sequence[str]) -> TrainConfig:
     return parse_config(tree)
 
 
-def harmless_switches(config: TrainConfig, gpus: int) -> list[Switch]:
+def harmless_switches(config: TrainConfig, gpus: int, two_experts: bool) -> list[Switch]:
     """Returns the switches that are not thrown in a recipe and leave its samples as they are."""
     found = []
-    if gpus > 1 and config.parallel.sharding == "none":
+    if not config.memory.drop_encoders:
+        found.append(Switch(("memory.drop_encoders=true",), "nothing"))
+    if gpus > 1 and config.parallel.sharding == "none" and not config.memory.swap_idle_expert:
         found.append(Switch(("parallel.sharding=fsdp2",), "blocks travel between the GPUs at every evaluation"))
     checkpointing = "model.use_gradient_checkpointing=true"
     if not config.model.use_gradient_checkpointing:
         found.append(Switch((checkpointing,), "blocks are computed once more in the backward pass"))
     if config.algorithm.branch_batch > 1:
         found.append(Switch(("algorithm.branch_batch=1",), "one evaluation for each sample"))
+    if gpus == 1 and not config.memory.swap_idle_expert and two_experts:
+        found.append(Switch(("memory.swap_idle_expert=true",), "experts travel from the memory of the machine in turn"))
     if not config.model.use_gradient_checkpointing_offload:
         offload = (checkpointing, "model.use_gradient_checkpointing_offload=true")
         found.append(Switch(offload, "checkpoints travel to the memory of the machine and back"))

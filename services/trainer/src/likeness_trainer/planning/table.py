@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from likeness_trainer.planning.memory import MemoryPlan
 from likeness_trainer.planning.plan import GPU_COUNTS, Plan
 from likeness_trainer.planning.sizes import flops, gib
+
+PART_NAMES = {
+    "gathered": "gathered blocks",
+    "optimizer": "moments of AdamW",
+    "latents": "latents of the groups",
+    "activations": "activations and graphs",
+}
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -50,26 +56,13 @@ def _parameters(plan: Plan) -> RenderableType:
 
 def _memory(plan: Plan) -> RenderableType:
     memory = plan.memory
-    phases = list(memory.working)
-    table = _table("Memory of each GPU by phase, GiB", "part", *phases)
-    for name, size in _resident(memory):
-        early = name.startswith("weights") or name == "LoRA"
-        table.add_row(name, *(gib(size) if early or phase != "encoding" else "" for phase in phases))
-    table.add_row("activations, graphs, pixels", *(gib(memory.working[phase]) for phase in phases))
+    table = _table("Memory of each GPU by phase, GiB", "part", *memory.parts)
+    for name in dict.fromkeys(name for parts in memory.parts.values() for name in parts):
+        sizes = [parts.get(name, 0) for parts in memory.parts.values()]
+        table.add_row(PART_NAMES.get(name, name), *(gib(size) if size else "" for size in sizes))
     table.add_section()
-    table.add_row("all", *(gib(memory.totals[phase]) for phase in phases), style="bold")
+    table.add_row("all", *map(gib, memory.totals.values()), style="bold")
     return table
-
-
-def _resident(memory: MemoryPlan) -> Iterator[tuple[str, int]]:
-    for role, size in memory.weights.items():
-        yield f"weights, {role}", size
-    if memory.gathered:
-        yield "gathered blocks", memory.gathered
-    yield "LoRA", memory.adapters
-    yield "gradients", memory.gradients
-    yield "optimizer", memory.optimizer
-    yield "latents of the groups", memory.latents
 
 
 def _machine(plan: Plan) -> Iterator[RenderableType]:
@@ -77,14 +70,13 @@ def _machine(plan: Plan) -> Iterator[RenderableType]:
     rows = [
         ("frames in flight, at most", memory.frames_in_flight),
         ("checkpoints of activations", memory.checkpoints_on_host),
-        ("weights while loading", memory.loading),
+        ("weights", memory.weights_on_host),
     ]
     table = _table("Memory of the machine for each GPU, GiB", "part", "")
     for name, size in rows:
         if size:
             table.add_row(name, gib(size))
-    if table.row_count:
-        yield table
+    yield table
 
 
 def _work(plan: Plan) -> RenderableType:

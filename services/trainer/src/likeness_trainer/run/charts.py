@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 _INK, _MUTED, _GRID = "#010101", "#020202", "#030303"
@@ -57,7 +58,7 @@ def curve(title: str, steps: Sequence[int], values: Sequence[float | None]) -> s
         axes.plot(steps, numbers, color=_SERIES[0], linewidth=1, alpha=0.4 if noisy else 1, marker=marker, markersize=3)
         if noisy:
             axes.plot(steps, smooth, color=_SERIES[0], linewidth=2)
-        axes.set_xlabel("step")
+        _steps_across(axes)
         return _svg(figure, title)
 
 
@@ -74,7 +75,7 @@ def phase_seconds(steps: Sequence[int], phases: Mapping[str, Sequence[float]]) -
             axes.fill_between(steps, bottom, top, step="mid", color=colour, alpha=0.85, linewidth=0, label=phase)
             bottom = top
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("step")
+        _steps_across(axes)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return _svg(figure, title)
 
@@ -107,6 +108,11 @@ def trailing_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float6
         if np.isfinite(recent).any():
             means[index] = recent[np.isfinite(recent)].mean()
     return means
+
+
+def _steps_across(axes: Axes) -> None:
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from likeness_trainer.errors import RunFolderError
+from likeness_trainer.wan.model_config import MergedLora
 
 STATE_FILE = "state.json"
 CONFIG_FILE = "config.yaml"
@@ -57,6 +59,17 @@ class Checkpoint:
     state: LearnerState
     average: dict[str, dict[str, torch.Tensor]]
     """Expert name to the average of its adapter; empty when none is kept."""
+    base_loras: tuple[MergedLora, ...] = ()
+    """What was merged into the base that the adapters stand on."""
+
+    def require_base(self, merged: Sequence[MergedLora]) -> None:
+        """Raises RunFolderError where a model's base had other LoRA files merged; where they lie does not matter."""
+        if [lora.contents for lora in merged] != [lora.contents for lora in self.base_loras]:
+            saved, given = (", ".join(map(str, loras)) or "no LoRA" for loras in (self.base_loras, merged))
+            raise RunFolderError(
+                f"the adapters of step {self.step} stand on a base with {saved} merged; model.base_loras now gives "
+                f"{given}. Put the same files back, or start a new run"
+            )
 
     @property
     def published(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -103,6 +116,7 @@ def save_checkpoint(
     document = {
         "step": checkpoint.step, "checksum": checkpoint.checksum, "experts": checkpoint.labels,
         "reward_fingerprint": reward_fingerprint, "learner": asdict(checkpoint.state),
+        "base_loras": [asdict(lora) for lora in checkpoint.base_loras],
     }  # fmt: skip
     (temporary / STATE_FILE).write_text(json.dumps(document), encoding="utf-8")
     for file in sorted(temporary.rglob("*")):
@@ -143,7 +157,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
         average = {expert: load_file(file) for expert, file in files.items() if file.is_file()}
         optimizer = torch.load(path / OPTIMIZER_FILE, weights_only=True, map_location="cpu")
         learner = LearnerState(**state["learner"])
-        return Checkpoint(state["step"], adapters, optimizer, state["checksum"], state["experts"], learner, average)
+        base = tuple(MergedLora(**lora) for lora in state["base_loras"])
+        return Checkpoint(
+            state["step"], adapters, optimizer, state["checksum"], state["experts"], learner, average, base
+        )
     except Exception as error:
         raise RunFolderError(f"checkpoint {path} cannot be read: {error}") from error
 

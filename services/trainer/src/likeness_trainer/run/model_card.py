@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from likeness_trainer.config import TrainConfig
+from likeness_trainer.wan.model_config import WanModelConfig
+from likeness_trainer.wan.sampler_config import SamplerConfig
 
 HUB_IDS = {
     "wan-2.2-i2v-a14b": "Wan-AI/Wan2.2-I2V-A14B",
@@ -86,6 +89,8 @@ def _training(config: TrainConfig, step: int, reward_fingerprint: str) -> str:
             f"{sampler.num_inference_steps}, trained {sampler.mid_timestep} to {sampler.final_timestep}, "
             f"{sampler.stochastic_step} at noise level {sampler.noise_level:g}"
         ),
+        "guidance": _guidance(sampler),
+        "merged into the base": _merged(model),
         "KL weight": f"{algorithm.kl_weight:g}",
         "learning rate": f"{config.optimizer.learning_rate:g}",
         "averaged": "no" if config.optimizer.ema_decay is None else f"yes, decay {config.optimizer.ema_decay:g}",
@@ -93,6 +98,23 @@ def _training(config: TrainConfig, step: int, reward_fingerprint: str) -> str:
         "fingerprint of the face models": reward_fingerprint,
     }
     return "## Training\n\n| | |\n| --- | --- |\n" + "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+
+
+def _guidance(sampler: SamplerConfig) -> str:
+    if not sampler.guided:
+        return "none: sample with a guidance scale of 1"
+    scales = sampler.guidance_scale
+    if isinstance(scales, dict):
+        told = f"scale {scales['dit']:g} in the high-noise expert, {scales['dit2']:g} in the low-noise expert"
+    else:
+        told = f"scale {scales:g}"
+    return f"{told}, negative prompt {sampler.negative_prompt!r}"
+
+
+def _merged(model: WanModelConfig) -> str:
+    """Returns the LoRA files that the base had merged: whoever uses this LoRA must load them as well."""
+    told = [f"`{Path(m.path).name}` into {m.expert} at strength {m.strength:g}" for m in model.base_loras]
+    return f"{', '.join(told)}: load them beside this LoRA" if told else "nothing"
 
 
 def _measured(summary: Mapping[str, Any]) -> str:

@@ -34,8 +34,12 @@ FIRST_CURVES = {
     "skipped": "steps skipped: something was not finite",
     "kl_weight": "weight of the KL, adapted to its target",
     "learning_rate": "learning rate",
+    "loss": "loss: its gradient counts, not its height",
+    "ratio_deviation_first": "|ratio - 1| before the first update: 0 when exact",
 }
 """Metrics that are drawn first, and their titles; all others follow in the order of the file under their own names."""
+COMPONENT = "reward/"
+"""Prefix of the metrics that hold one component of the reward."""
 MAX_STRIP_FRAMES = 9
 MAX_TRAINING_SAMPLES = 6
 
@@ -138,19 +142,27 @@ def _curves(metrics: Sequence[Mapping[str, Any]]) -> str:
     if not metrics:
         return section("Training", note("No step has been recorded yet."))
     steps = [record[STEP_KEY] for record in metrics]
-    charts = [
-        curve(FIRST_CURVES.get(name, name), steps, [record.get(name) for record in metrics])
-        for name in _metric_names(metrics)
-    ]
+    series = {_title(name): [record.get(name) for record in metrics] for name in _metric_names(metrics)}
+    constant = {title: values[0] for title, values in series.items() if len(steps) > 1 and len(set(values)) == 1}
+    charts = [curve(title, steps, values) for title, values in series.items() if title not in constant]
     window = smoothing_window(len(steps))
     text = f"Bold: mean of the last {window} steps; faint: each step." if window > 1 else "One point a step."
     content = [note(text), f'<div class="charts">{"".join(charts)}</div>']
+    if constant:
+        content.append(note("The same in every step:"))
+        content.append(table((), [[title, f"{value:g}"] for title, value in constant.items()]))
     phases = list(dict.fromkeys(phase for record in metrics for phase in record.get(SECONDS_KEY, {})))
     phases = [phase for phase in phases if phase not in (TOTAL, REWARD_HIDDEN)]
     if phases:
         seconds = {phase: [record.get(SECONDS_KEY, {}).get(phase, 0.0) for record in metrics] for phase in phases}
         content.append(f'<div class="charts">{phase_seconds(steps, seconds)}</div>')
     return section("Training", *content)
+
+
+def _title(name: str) -> str:
+    if name.startswith(COMPONENT):
+        return f"{name.removeprefix(COMPONENT)}: component of the reward"
+    return FIRST_CURVES.get(name, name)
 
 
 def _metric_names(metrics: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DTYPES = ("float32", "bfloat16", "float16")
 EXPERTS = ("dit", "dit2")
+
+
+class BaseLora(BaseModel):
+    """A LoRA that becomes part of the base model when it is loaded, such as a few-step distillation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    """A safetensors file with PEFT's, ComfyUI's or diffusers' names, or a PEFT folder."""
+    expert: Literal["dit", "dit2"]
+    """Which DiT it is merged into: `dit` (high noise, or the only one) or `dit2` (low noise)."""
+    strength: float = 1.0
+    """What the change of the weights is multiplied by."""
+
+    @field_validator("strength")
+    @classmethod
+    def _finite_and_not_zero(cls, value: float) -> float:
+        if not math.isfinite(value) or value == 0.0:
+            raise ValueError(f"strength is {value}; allowed: any number but 0")
+        return value
+
+
+@dataclass(frozen=True)
+class MergedLora:
+    """What a checkpoint records of a file that was merged into its base."""
+
+    expert: str
+    path: str
+    strength: float
+    sha256: str
+    """Of the weights, and of their adapter_config.json where there is one."""
+
+    @property
+    def contents(self) -> tuple[str, float, str]:
+        """What was merged, wherever the file lay."""
+        return self.expert, self.strength, self.sha256
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.expert}, strength {self.strength:g}, SHA-256 {self.sha256[:12]})"
 
 
 class WanModelConfig(BaseModel):
@@ -18,6 +61,8 @@ class WanModelConfig(BaseModel):
     files; or a JSON file of either."""
     tokenizer_path: str
     """Folder with the tokenizer of the text encoder."""
+    base_loras: list[BaseLora] = []
+    """LoRA files merged into the base, in this order, before the adapters are added."""
     architecture: str = "wan"
     """Architecture named in the header of exported LoRA files, for example wan-2.2-i2v-a14b."""
     trainable_models: list[str] = ["dit"]

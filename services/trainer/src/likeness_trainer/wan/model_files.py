@@ -73,6 +73,13 @@ def require_model_files(model_paths: ModelPaths, tokenizer_path: str | None) -> 
         raise ModelLoadError("these model files do not exist:\n  " + "\n  ".join(missing))
 
 
+def require_base_loras(paths: Sequence[str]) -> None:
+    """Raises ModelLoadError naming every LoRA file or PEFT folder of model.base_loras that does not exist."""
+    missing = [path for path in paths if not Path(resolve_path(path)).exists()]
+    if missing:
+        raise ModelLoadError("these files of model.base_loras do not exist:\n  " + "\n  ".join(missing))
+
+
 def _files(path: Any) -> str | list[str]:
     if isinstance(path, str | Path):
         file = resolve_path(str(path))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from likeness_trainer.wan.model_config import EXPERTS
 
 StepKind = Literal["cps", "flow_sde"]
+GuidanceScale = float | dict[str, float]
 
 
 class SamplerConfig(BaseModel):
@@ -29,6 +33,30 @@ class SamplerConfig(BaseModel):
     the SDE of Flow-GRPO."""
     noise_level: float = Field(0.7, gt=0, le=1)
     """Amount of fresh noise in the stochastic steps of the window, `a` in both kinds of step."""
+    guidance_scale: GuidanceScale = 1.0
+    """Classifier-free guidance in rollout, update, evaluation; for two experts also {dit: 3.5, dit2: 3.5}. 1: none,
+    and the negative prompt is not evaluated."""
+    negative_prompt: str = ""
+    """What guidance leads away from; read where guidance_scale is not 1."""
+
+    @property
+    def guided(self) -> bool:
+        """Whether any step evaluates the negative prompt."""
+        return any(self.guidance_scale_of(expert) != 1.0 for expert in EXPERTS)
+
+    def guidance_scale_of(self, expert: str) -> float:
+        """Returns the guidance scale of the steps that an expert (`dit` or `dit2`) evaluates."""
+        return self.guidance_scale[expert] if isinstance(self.guidance_scale, dict) else self.guidance_scale
+
+    @field_validator("guidance_scale")
+    @classmethod
+    def _guidance_scales_are_usable(cls, value: GuidanceScale) -> GuidanceScale:
+        if isinstance(value, dict) and set(value) != set(EXPERTS):
+            raise ValueError(f"guidance_scale names {sorted(value)}; it takes one number, or both of {list(EXPERTS)}")
+        for scale in value.values() if isinstance(value, dict) else (value,):
+            if not (math.isfinite(scale) and scale >= 0.0):
+                raise ValueError(f"guidance_scale is {scale}, allowed: 0 or more")
+        return value
 
     @model_validator(mode="after")
     def _window_lies_inside_the_chain(self) -> SamplerConfig:
