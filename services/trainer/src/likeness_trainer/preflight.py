@@ -54,7 +54,7 @@ def check_run(
     with ranks.together():
         if ranks.is_first:
             RunFolder.check(path, resume)
-        _require_equal_parts(config, ranks.world_size)
+        require_equal_parts(config, ranks.world_size)
         require_trackers(config.tracking)
         require_model_files(config.model.model_paths, config.model.tokenizer_path)
         require_base_loras([lora.path for lora in config.model.base_loras])
@@ -90,7 +90,8 @@ def _open_folder(
     return folder
 
 
-def _require_equal_parts(config: TrainConfig, world_size: int) -> None:
+def require_equal_parts(config: TrainConfig, world_size: int) -> None:
+    """Raises ConfigError where so many processes cannot share a run's steps."""
     groups = config.algorithm.groups_per_step
     if groups % world_size:
         raise ConfigError(

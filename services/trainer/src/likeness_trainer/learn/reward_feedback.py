@@ -64,7 +64,7 @@ def sample_in_graph(
     first_frame = 0
     offload = _checkpoints(model) and model.config.use_gradient_checkpointing_offload
     with save_on_cpu() if offload else nullcontext():
-        latents, kl = _window_in_graph(model, conditioning, noise, config)
+        latents, kl = window_in_graph(model, conditioning, noise, config)
     for chunk in decode_latent_frames(model.pipe.vae, latents, _checkpoints(model), offload):
         for row, frames in enumerate(to_uint8_rgb(chunk.detach())):
             sink(row, first_frame, frames)
@@ -73,7 +73,7 @@ def sample_in_graph(
     return FeedbackVideo(torch.cat(chunks, dim=2), kl)
 
 
-def _window_in_graph(
+def window_in_graph(
     model: WanModule, conditioning: Conditioning, noise: Tensor, config: RewardFeedbackConfig
 ) -> tuple[Tensor, Tensor]:
     """Returns the final latents [B, C, T, h, w] and the divergence [B], both with the graph of the window's steps."""

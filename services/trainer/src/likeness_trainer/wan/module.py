@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffsynth.pipelines.wan_video import (
+    WanVideoPipeline,
     WanVideoUnit_ImageEmbedderCLIP,
     WanVideoUnit_ImageEmbedderFused,
     WanVideoUnit_ImageEmbedderVAE,
@@ -66,8 +67,19 @@ class WanModule(nn.Module):
     """A Wan DiT (or two experts) with LoRA, a frozen VAE and text encoder, and the Euler schedule."""
 
     def __init__(
-        self, config: WanModelConfig, sampler: SamplerConfig, seed: int = 0, memory: MemoryConfig | None = None
+        self,
+        config: WanModelConfig,
+        sampler: SamplerConfig,
+        seed: int = 0,
+        memory: MemoryConfig | None = None,
+        pipe: WanVideoPipeline | None = None,
     ) -> None:
+        """
+        Args:
+            seed: of the adapters.
+            memory: what leaves the device; the defaults when not given.
+            pipe: what the files of `config` hold, where it is there already; loaded when not given.
+        """
         super().__init__()
         self.config = config
         self.sampler = sampler
@@ -76,7 +88,9 @@ class WanModule(nn.Module):
         self.dtype = getattr(torch, config.torch_dtype)
         self.memory = memory or MemoryConfig()
         first = "cpu" if self.memory.swap_idle_expert else self.device
-        self.pipe = load_pipeline(config.model_paths, config.tokenizer_path, self.dtype, first, config.architecture)
+        self.pipe = pipe or load_pipeline(
+            config.model_paths, config.tokenizer_path, self.dtype, first, config.architecture
+        )
         if isinstance(sampler.guidance_scale, dict) and self.pipe.dit2 is None:
             raise ValueError("sampler.guidance_scale names dit2, but model_paths holds one DiT only; give one number")
         self.base_loras = merge_base_loras(self.pipe, config.base_loras)
@@ -152,7 +166,7 @@ class WanModule(nn.Module):
         """
         if self.pipe.text_encoder is None:
             raise ValueError("the encoders were dropped; encode every prompt before drop_encoders")
-        self._check_shape(num_frames, height, width)
+        self.check_shape(num_frames, height, width)
         factor = self.pipe.vae.upsampling_factor
         shape = (self.pipe.vae.z_dim, (num_frames - 1) // 4 + 1, height // factor, width // factor)
         image = Image.fromarray(first_frame) if isinstance(first_frame, np.ndarray) else first_frame
@@ -169,11 +183,13 @@ class WanModule(nn.Module):
         for unit in self.pipe.units:
             if isinstance(unit, CONDITIONING_UNITS):
                 shared, positive, negative = self.pipe.unit_runner(unit, self.pipe, shared, positive, negative)
+        self.pipe.vae.model.clear_cache()  # the encoder's, which would stay on the GPU for the whole run
         names = ("y", "clip_feature", "fuse_vae_embedding_in_latents", "first_frame_latents")
         inputs = {"context": positive["context"], **{name: shared[name] for name in names if name in shared}}
         return Conditioning(inputs, shape, {"context": negative["context"]} if self.sampler.guided else {})
 
-    def _check_shape(self, num_frames: int, height: int, width: int) -> None:
+    def check_shape(self, num_frames: int, height: int, width: int) -> None:
+        """Raises ValueError for a size that the model does not take."""
         if num_frames < 1 or num_frames % 4 != 1:
             raise ValueError(f"num_frames is {num_frames}; Wan takes 4n + 1 frames: 1, 5, 9, ..., 81")
         for name, value, multiple in (
