@@ -11,6 +11,10 @@ from local_triton import free_ports
 from safetensors.torch import load_file
 
 TOY_PACK = ROOT / "toyworld" / "src" / "likeness_toyworld" / "weights" / "face_pack"
+CPU = ("docker-compose.yml",)
+GPU_SHAPE = ("docker-compose.gpu.yml", "tests/deploy/triton_stand_in/docker-compose.yml")
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close(); print('reached')"
+"""Program that prints "reached" when HOST PORT takes a connection."""
 STEPS = 3
 END_S = 600
 
@@ -39,10 +43,10 @@ class Composition:
         assert not check or done.returncode == 0, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def up(self) -> None:
-        """Starts all services in order of health; returns once the trainer has started."""
+    def up(self, *services: str) -> None:
+        """Starts services, or all, in order of health; returns once the last has started."""
         done = self.engine.completed(
-            [*self.command, "up", "--detach", "--no-build", "--pull", "never"], END_S, self.variables
+            [*self.command, "up", "--detach", "--no-build", "--pull", "never", *services], END_S, self.variables
         )
         assert done.returncode == 0, f"{done.stderr[-1000:]}\n{self('logs', '--no-color', check=False)[-6000:]}"
 

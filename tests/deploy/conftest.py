@@ -1,10 +1,14 @@
-"""The engine and the images of the tests that need Docker: those run with LIKENESS_DEPLOY=1, as `make test-deploy` does."""
+"""The engine, the images and the projects of the tests that need Docker.
+
+Those tests run with LIKENESS_DEPLOY=1, as `make test-deploy` does; they are marked `engine`.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from compositions import Composition
 from docker_engine import ROOT, Engine, NoEngine, base_named_in, open_engine, provide_base, torch_index
 
 REWARD, TRAINER = (ROOT / "services" / name / "Dockerfile" for name in ("reward", "trainer"))
@@ -58,6 +62,37 @@ def triton_image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> st
         "likeness-test-triton", Path(__file__).parent / "triton_stand_in" / "Dockerfile", context,
         BASE=base_named_in(REWARD),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a bearer token."""
+    path = tmp_path_factory.mktemp("secret") / "token"
+    path.write_text("open-sesame\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def composition(
+    engine: Engine, reward_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Composition]]:
+    """Returns a function that gives a project of some files with some variables; all are taken down afterwards."""
+    projects: list[Composition] = []
+
+    def make(*files: str, **variables: str) -> Composition:
+        projects.append(Composition(engine, files, tmp_path_factory.mktemp("runs"), **variables))
+        return projects[-1]
+
+    yield make
+    for project in projects:
+        project.down()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what needs a Docker engine."""
+    for item in items:
+        if "engine" in getattr(item, "fixturenames", ()):
+            item.add_marker("engine")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,8 +1,8 @@
 """A Docker engine for the tests: the one that runs, or one that they start for themselves; and images built with it.
 
-What a machine lacks is made up for where that is possible: without a running engine root starts a dockerd of its own, and
-a base image that cannot be pulled is replaced by a Debian of the same Python from debootstrap. Builds get the certificate
-and the index that pip is configured with here, as BuildKit secrets.
+What a machine lacks is made up for where that is possible: without a running engine root starts a dockerd of its own,
+and a base image that cannot be pulled is replaced by a Debian of the same Python from debootstrap. Builds get the
+certificate and the index that pip is configured with here, as BuildKit secrets.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ def open_engine() -> Engine:
 
 
 def docker_client() -> str:
-    """Returns a docker program that can build with BuildKit: one with buildx, or one from before 23. Raises NoEngine."""
+    """Returns a docker that can build with BuildKit: one with buildx, or one from before 23. Raises NoEngine."""
     found = [path for path in (shutil.which("docker"), "/usr/bin/docker") if path and Path(path).exists()]
     for path in found:
         told = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
@@ -124,7 +124,7 @@ def docker_client() -> str:
 
 
 def compose_command() -> list[str]:
-    """Returns how Compose v2 is called: docker-compose of this Python's environment, or docker's plugin. Raises NoEngine."""
+    """Returns how Compose v2 is called: docker-compose beside this Python, or docker's plugin. Raises NoEngine."""
     for command in ([str(Path(sys.executable).parent / "docker-compose")], ["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) is None:
             continue
@@ -135,7 +135,7 @@ def compose_command() -> list[str]:
 
 
 def build_secrets(folder: Path) -> list[str]:
-    """Returns the options that let a build reach the package index as this machine does; files for them go to `folder`."""
+    """Returns options with which a build reaches the package index as this machine does; their files go to `folder`."""
     lines, options = [], []
     index, certificate = pip_setting("index-url"), pip_setting("cert")
     if index:

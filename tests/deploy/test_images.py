@@ -10,9 +10,10 @@ import pytest
 from compositions import TOY_PACK
 from docker_engine import ROOT, Engine, torch_index
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(3600)
 REWARD = ROOT / "services" / "reward" / "Dockerfile"
 HARDENED = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true")
+names = pytest.mark.parametrize("name", ["reward", pytest.param("trainer", marks=pytest.mark.slow)])
 MODELS = (".onnx", ".safetensors", ".pth", ".pt", ".gguf", ".ckpt")
 
 
@@ -35,7 +36,7 @@ def packages_in(engine: Engine, image: str) -> set[str]:
     return set(in_image(engine, image, "python", "-c", code).split())
 
 
-@pytest.mark.parametrize("name", ["reward", "trainer"])
+@names
 def test_nobody_has_rights_and_nothing_is_written(name: str, engine: Engine, request: pytest.FixtureRequest) -> None:
     image = request.getfixturevalue(f"{name}_image")
     config = config_of(engine, image)
@@ -58,11 +59,12 @@ def models_in(engine: Engine, image: str) -> list[str]:
     return [path for path in found if path.endswith(MODELS) and "/onnx/backend/test/" not in path]
 
 
-@pytest.mark.parametrize("name", ["reward", "trainer"])
+@names
 def test_no_model_is_baked_in(name: str, engine: Engine, request: pytest.FixtureRequest) -> None:
     assert models_in(engine, request.getfixturevalue(f"{name}_image")) == []
 
 
+@pytest.mark.slow
 def test_the_toy_image_holds_the_toy_alone(engine: Engine, toy_image: str) -> None:
     models = models_in(engine, toy_image)
     assert models
@@ -76,23 +78,25 @@ def test_the_reward_image_holds_no_torch(engine: Engine, reward_image: str) -> N
     assert not [name for name in packages if name.startswith("nvidia")]
 
 
-def test_the_versions_are_those_of_the_constraints(
-    engine: Engine, reward_image: str, trainer_image: str, toy_image: str
-) -> None:
-    pinned = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().lower().splitlines() if "==" in line
-    )
+@names
+def test_the_versions_are_those_of_the_constraints(name: str, engine: Engine, request: pytest.FixtureRequest) -> None:
+    lines = (ROOT / "constraints.txt").read_text().lower().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
     code = "from importlib.metadata import distributions as d; print(*{f'{each.name}=={each.version}' for each in d()})"
-    for image in (reward_image, trainer_image, toy_image):
-        for text in in_image(engine, image, "python", "-c", code).lower().split():
-            name, version = text.split("==")
-            assert pinned.get(name, version) == version.partition("+")[0], (image, text)
+    packages = in_image(engine, request.getfixturevalue(f"{name}_image"), "python", "-c", code).lower().split()
+    found = {name: version.partition("+")[0] for name, version in (text.split("==") for text in packages)}
+    assert {package for package in found if package in pinned}
+    assert {package: version for package, version in found.items() if package in pinned} == {
+        package: pinned[package] for package in found if package in pinned
+    }
 
 
+@pytest.mark.slow
 def test_the_trainer_reads_its_recipes(engine: Engine, trainer_image: str, toy_image: str) -> None:
     code = (
         "from pathlib import Path; from likeness_trainer.config import load_config;"
-        "print(*sorted(load_config(path, environment={}).model.architecture for path in Path('/recipes').glob('*.yaml')))"
+        "recipes = [load_config(path, environment={}) for path in Path('/recipes').glob('*.yaml')];"
+        "print(*[recipe.model.architecture for recipe in recipes])"
     )
     architectures = in_image(engine, trainer_image, "python", "-c", code).split()
     assert "likeness-toy" in architectures
@@ -129,6 +133,7 @@ def test_a_missing_pack_ends_the_container_with_a_reason(engine: Engine, reward_
     assert "/packs/default" in done.stderr
 
 
+@pytest.mark.slow
 def test_gradients_are_a_build_argument(engine: Engine, reward_image: str) -> None:
     if os.environ.get("LIKENESS_DEPLOY_GRADIENTS") != "1":
         pytest.skip("builds an image with torch, gigabytes: set LIKENESS_DEPLOY_GRADIENTS=1")
