@@ -11,6 +11,7 @@ import yaml
 helm_python = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
 
+import custom_resources  # noqa: E402
 from rendered_chart import (  # noqa: E402
     CHART,
     NAMESPACE,
@@ -65,6 +66,21 @@ def test_kubernetes_knows_every_field(shape: str, version: str) -> None:
         kubernetes_validate.validate(each, version, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("shape", "kinds"), [("trainer-only", {"JobSet"}), ("trainjob", {"TrainJob", "TrainingRuntime"})]
+)
+def test_jobset_and_kubeflow_trainer_know_every_field(shape: str, kinds: set[str]) -> None:
+    assert {each["kind"] for each in objects_of(shape) if custom_resources.check(each)} == kinds
+
+
+def test_a_rule_whose_name_jobset_would_refuse_is_seen() -> None:
+    """Its names have no hyphens, unlike most names in Kubernetes."""
+    broken = copy.deepcopy(find(objects_of("trainer-only"), "JobSet", "likeness-anna"))
+    broken["spec"]["failurePolicy"]["rules"][0]["name"] = "wrong-settings"
+    with pytest.raises(custom_resources.jsonschema.ValidationError, match="wrong-settings"):
+        custom_resources.check(broken)
+
+
 def test_the_schemas_would_see_a_misspelt_field() -> None:
     broken = copy.deepcopy(find(objects_of("embedded"), "Deployment", "likeness-reward"))
     broken["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
@@ -107,6 +123,7 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"reward": {"tls": {"secret": "a", "clientCaSecret": "b"}}, "trainer": {"runs": {"anna": {}}}},
         "trainer.access.clientSecret",
     ),
+    "gradients in half precision": ({"triton": {"export": {"gradients": True, "precision": "fp16"}}}, "precision"),
     "TensorRT on the CPU": ({"triton": {"gpus": 0, "export": {"tensorrt": True}}}, "gpus"),
     "a GPU recipe without GPUs": (
         {"trainer": {"runs": {"anna": {"gpusPerNode": 0}}}},

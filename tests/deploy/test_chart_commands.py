@@ -223,7 +223,7 @@ def test_triton_and_the_service_beside_it_run_as_told(start, here: Here, tmp_pat
     values["triton"] = {
         "gpus": 0,
         "ports": {"grpc": triton_grpc, "metrics": triton_metrics},
-        "export": {"runtime": "python", "maxBatch": 4},
+        "export": {"runtime": "python", "maxBatch": 4, "gradients": True},
     }
     each = pod(render(values), REWARD_POD)
     here.mount(each, {})
@@ -242,6 +242,7 @@ def test_triton_and_the_service_beside_it_run_as_told(start, here: Here, tmp_pat
     process, _ = serve(start, here, values, {})
     with RewardClient(f"127.0.0.1:{values['reward']['ports']['grpc']}") as client:
         assert client.server_info().model_fingerprint == toy_fingerprint()
+        assert client.server_info().has_crop_gradients
     assert 'backend="triton"' in metrics_of(values)
     process.terminate()
     assert process.wait(30) == 0

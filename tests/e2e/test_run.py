@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_run_leaves_everything_that_is_promised(undisturbed: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     for name in (
         "config.yaml", "metrics.jsonl", "tensorboard", "samples/step-000004.png", "samples/held_out_before.npz",
         "samples/held_out_after.npz", "checkpoints/step-000004/state.json", "lora/low_noise.safetensors",
@@ -35,6 +37,8 @@ def test_a_run_leaves_everything_that_is_promised(undisturbed: Path) -> None:
     assert held_out["pairs"] == 2
     assert held_out["difference"] == pytest.approx(held_out["after"] - held_out["before"])
     assert held_out["ci95"][0] <= held_out["difference"] <= held_out["ci95"][1]
+    events = EventAccumulator(str(undisturbed / "tensorboard")).Reload()
+    assert [event.step for event in events.Images("sample")] == [2, 4]  # where checkpoints are made
     lines = records(undisturbed)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["ratio_deviation_first"] == 0.0 for line in lines)
@@ -224,15 +228,24 @@ def test_videos_that_are_not_finite_skip_the_step(run_here, server, undisturbed,
     [
         ("sampler.stochastic_step=flow_sde", "algorithm.ratio=guard", "algorithm.scale=batch"),
         ("algorithm.window=one", "algorithm.baseline=leave_one_out", "optimizer.ema_decay=0.9"),
-        ("algorithm.reward_weights={identity: 1, coverage: 0.5}", "algorithm.kl_target=0.01", "algorithm.credit=video"),
+        (
+            "algorithm.reward_weights={identity: 1, coverage: 0.5, motion: 0.5}",
+            "algorithm.kl_target=0.01",
+            "algorithm.credit=video",
+        ),
     ],
-)
+)  # fmt: skip
 def test_every_option_resumes_bit_for_bit(run_here, server, tmp_path, more) -> None:
     run_here(tmp_path / "whole", server.endpoint, *more)
     run_here(tmp_path / "halves", server.endpoint, "steps=2", *more)
     run_here(tmp_path / "halves", server.endpoint, *more, resume=True)
     assert_same_run(tmp_path / "halves", tmp_path / "whole")
     assert all(line["ratio_deviation_first"] == 0.0 for line in records(tmp_path / "whole"))
+
+
+def test_what_leaves_the_device_changes_no_bit_of_a_run(run_here, server, undisturbed, tmp_path) -> None:
+    run_here(tmp_path / "run", server.endpoint, "memory.swap_idle_expert=true", "memory.drop_encoders=false")
+    assert_same_run(tmp_path / "run", undisturbed)
 
 
 def test_a_model_file_that_is_not_there_is_named_and_leaves_no_folder(run_here, server, tmp_path) -> None:

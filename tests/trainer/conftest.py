@@ -14,18 +14,20 @@ SAMPLER = {"num_inference_steps": 8, "mid_timestep": 4, "final_timestep": 7}
 def make_module() -> Callable[..., Any]:
     """Returns a function that loads the toy model with given settings."""
     toyworld = pytest.importorskip("likeness_toyworld", reason="the toy world is not installed")
+    from likeness_trainer.wan.memory_config import MemoryConfig
     from likeness_trainer.wan.model_config import WanModelConfig
     from likeness_trainer.wan.module import WanModule
     from likeness_trainer.wan.sampler_config import SamplerConfig
 
-    def make(sampler: dict[str, Any] | None = None, **settings: Any) -> WanModule:
+    def make(sampler: dict[str, Any] | None = None, memory: dict[str, Any] | None = None, **settings: Any) -> WanModule:
         config = WanModelConfig(
             **{
                 "model_paths": toyworld.model_paths(), "tokenizer_path": toyworld.tokenizer_path(), "lora_rank": 4,
                 "torch_dtype": "float32", "device": "cpu", "use_gradient_checkpointing": False, **settings,
             }
         )  # fmt: skip
-        return WanModule(config, SamplerConfig(**{**SAMPLER, **(sampler or {})}), seed=0)
+        sampling = SamplerConfig(**{**SAMPLER, **(sampler or {})})
+        return WanModule(config, sampling, seed=0, memory=MemoryConfig(**(memory or {})))
 
     return make
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 
 import grpc
@@ -15,7 +16,7 @@ from likeness_reward.client import RewardClient
 from likeness_reward.domain import ScoreOptions, VideoReward
 from likeness_reward.errors import LikenessError
 from likeness_reward.many import VideoToScore
-from likeness_reward.messages import FRAMES_PER_MESSAGE
+from likeness_reward.messages import FRAMES_PER_MESSAGE, video_frames
 from likeness_reward.video_stream import QUEUED_MESSAGES, VideoScoreStream
 from likeness_reward.wire import identity_to_message
 
@@ -282,6 +283,17 @@ def test_frames_damaged_on_the_way_are_noticed(serve, colours) -> None:
         stub = reward_service_pb2_grpc.RewardServiceStub(channel)
         _, response = stub.StreamVideoScores(iter(messages(config, *steps)), timeout=10)
     assert "CRC-32" in response.result.error.message
+
+
+@pytest.mark.parametrize("name", ["a", "video \u00e9" * 9])
+def test_frames_joined_by_hand_are_the_message_of_the_contract(name: str) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (5, 40, 70, 3), np.uint8)  # 8400 bytes: a length of two digits
+    found = [reward_service_pb2.StreamVideoScoresRequest.FromString(raw) for raw in video_frames(name, 300, frames)]
+    assert [(each.frames.video_id, each.frames.first_frame_index) for each in found] == [(name, 300), (name, 303)]
+    assert [list(each.frames.frames) for each in found] == [
+        [frame.tobytes() for frame in part] for part in (frames[:3], frames[3:])
+    ]
+    assert [each.frames.crc32 for each in found] == [zlib.crc32(part.tobytes()) for part in (frames[:3], frames[3:])]
 
 
 def test_many_videos_are_scored_with_few_held(client: RewardClient, colours) -> None:

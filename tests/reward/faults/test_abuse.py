@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from local_triton import free_ports
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
+from likeness.reward.v1.reward_service_pb2 import StreamVideoScoresRequest as StreamRequest
 from likeness_reward import errors, messages
 from likeness_reward.client import RewardClient
 from likeness_reward.domain import IdentityTemplate, ScoreOptions, VideoMotion
@@ -54,7 +55,7 @@ async def cancel_many(endpoint: str, identity: IdentityTemplate, count: int) -> 
     """Makes `count` calls and leaves each at another point: at once, in a video, or with its result in hand."""
     config = messages.stream_config(ScoreOptions(), identity, None)
     begin = messages.video_start("video", (2, 16, 16), None, None)
-    pixels = list(messages.video_frames("video", 0, frames()))
+    pixels = list(map(StreamRequest.FromString, messages.video_frames("video", 0, frames())))
     steps = [config, begin, *pixels, messages.video_end("video")]
     score = messages.score_request(frames(), identity, None, None)
     async with grpc.aio.insecure_channel(endpoint) as channel:
@@ -188,7 +189,7 @@ class Target:
             "GetServerInfo": b"",
         }
         self.stream = [
-            message.SerializeToString()
+            messages.encoded(message)
             for message in (
                 messages.stream_config(options, self.identity, self.identity.model_fingerprint),
                 messages.video_start("video", (2, 16, 16), self.identity, motion),

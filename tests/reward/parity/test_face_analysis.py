@@ -18,6 +18,7 @@ insightface = pytest.importorskip("insightface", reason="insightface, the oracle
 
 SIZES = [(640, 640), (320, 320), (640, 384)]
 PACKS = ["real_pack", "toy_pack"]
+WIDE, TALL = (832, 480), (480, 832)
 
 
 def face_analysis(pack: Path, size: tuple[int, int]):
@@ -74,7 +75,7 @@ def test_the_group_photo_gives_the_same_faces(
     pack_name: str, size: tuple[int, int], group_photo: np.ndarray, request: pytest.FixtureRequest
 ) -> None:
     pack = request.getfixturevalue(pack_name)
-    scorer = EmbeddedScorer(pack, detector_size=size)
+    scorer = EmbeddedScorer(pack, detector_size=size, letterbox="full")
     count = assert_same_faces(scorer, face_analysis(pack, size), group_photo)
     if pack_name == "real_pack":
         assert count == 6
@@ -87,9 +88,57 @@ def test_painted_people_give_the_same_faces(
     pack = request.getfixturevalue(pack_name)
     default = EmbeddedScorer(pack).pack.detector_config.size
     size = default if pack_name == "toy_pack" else (128, 128)
-    scorer, analysis = EmbeddedScorer(pack, detector_size=size), face_analysis(pack, size)
+    scorer = EmbeddedScorer(pack, detector_size=size, letterbox="full")
+    analysis = face_analysis(pack, size)
     found = sum(assert_same_faces(scorer, analysis, frame) for frame in painted_frames)
     assert found >= len(painted_frames) - 1
+
+
+def scenes(photo: np.ndarray, size: tuple[int, int], count: int) -> list[np.ndarray]:
+    """Returns frames of (width, height): a painted person anywhere, also beyond the edges, or a part of a photo."""
+    painter = pytest.importorskip("likeness_toyworld.painter", reason="likeness-toyworld is not installed")
+    rng, frames = np.random.default_rng(0), []
+    for index in range(count):
+        frame = np.full((size[1], size[0], 3), rng.integers(20, 200, 3), np.uint8)
+        if index % 2:
+            picture = cv2.resize(
+                photo, None, fx=(scale := rng.uniform(0.4, 0.9)), fy=scale, interpolation=cv2.INTER_AREA
+            )
+        else:
+            side = int(rng.integers(80, 380))
+            picture = painter.render(painter.sample_identity(index), 0.0, 0.0, 0.3, 0.3, side)
+        corner = [int(rng.integers(-length // 4, max(whole - length * 3 // 4, 1 - length // 4)))
+                  for length, whole in zip(picture.shape[1::-1], size, strict=True)]  # fmt: skip
+        moved = np.array([[1, 0, corner[0]], [0, 1, corner[1]]], np.float32)
+        cv2.warpAffine(picture, moved, size, dst=frame, borderMode=cv2.BORDER_TRANSPARENT)
+        frames.append(frame)
+    return frames
+
+
+@pytest.mark.parametrize("size", [WIDE, TALL])
+def test_leaving_out_the_empty_part_of_the_canvas_moves_no_face_by_a_pixel(
+    real_pack: Path, group_photo: np.ndarray, size: tuple[int, int]
+) -> None:
+    fit, full = EmbeddedScorer(real_pack), EmbeddedScorer(real_pack, letterbox="full")
+    assert fit.pack.detector_config.letterbox == "fit"
+    embed, count = full.analyzer.recognizer.embed, 0
+    for frame in scenes(group_photo, size, 24):
+        (found,), (expected,) = (scorer.analyzer.detector.first_pass([frame]) for scorer in (fit, full))
+        assert len(found) == len(expected)
+        for face, reference in zip(found, expected, strict=True):
+            assert np.abs(face.box - reference.box).max() < 1.0
+            assert face.score == pytest.approx(reference.score, abs=0.01)
+            one, other = embed([align_face(frame, each.landmarks) for each in (face, reference)])
+            assert float(one @ other) >= 0.999
+            count += 1
+    assert count >= 30
+
+
+def test_the_fitted_canvas_is_that_of_insightface_at_its_size(real_pack: Path, group_photo: np.ndarray) -> None:
+    frame = np.full((480, 832, 3), 90, np.uint8)
+    frame[20:297, 216:616] = cv2.resize(group_photo, (400, 277), interpolation=cv2.INTER_AREA)  # far from the cut
+    scorer = EmbeddedScorer(real_pack)
+    assert assert_same_faces(scorer, face_analysis(real_pack, (640, 384)), frame) == 6
 
 
 def test_the_chosen_face_is_the_largest_one_of_insightface(real_pack: Path, group_photo: np.ndarray) -> None:

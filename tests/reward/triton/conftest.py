@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from local_triton import NoTriton, TritonProcess, installed_triton
 
+from likeness_reward.face.detector import LetterboxKind
 from likeness_reward.pack.pack import load_pack
 from likeness_reward.pack.triton_repository import ExportOptions, export_repository
 
@@ -29,14 +30,20 @@ def start_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         triton.kill()
 
 
-def export(pack: Path, target: Path, detector_size: tuple[int, int] | None = None, **options: object) -> Path:
+def export(
+    pack: Path,
+    target: Path,
+    detector_size: tuple[int, int] | None = None,
+    letterbox: LetterboxKind | None = None,
+    **options: object,
+) -> Path:
     """Returns a model repository for the Triton of these tests."""
     settings = ExportOptions(**({"runtime": "python"} | options))
-    export_repository(load_pack(pack, detector_size=detector_size), target, settings)
+    export_repository(load_pack(pack, detector_size=detector_size, letterbox=letterbox), target, settings)
     return target
 
 
 @pytest.fixture(scope="session")
 def export_pack() -> Callable[..., Path]:
-    """`export` for tests: export_pack(pack, target, detector_size=None, **options)."""
+    """`export` for tests: export_pack(pack, target, detector_size=None, letterbox=None, **options)."""
     return export

@@ -35,7 +35,9 @@ def run(model: bytes, images: np.ndarray) -> list[np.ndarray]:
 
 
 def test_the_repository_is_complete(export_pack: Callable[..., Path], written_pack: Path, tmp_path: Path) -> None:
-    repository = export_pack(written_pack, tmp_path / "models", runtime="onnxruntime", max_batch=12, instances=2)
+    repository = export_pack(
+        written_pack, tmp_path / "models", letterbox="full", runtime="onnxruntime", max_batch=12, instances=2
+    )
     files = sorted(str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file())
     assert files == [
         "face_detector/1/model.onnx", "face_detector/config.pbtxt",
@@ -62,6 +64,22 @@ def test_the_repository_is_complete(export_pack: Callable[..., Path], written_pa
     ]  # fmt: skip
     assert config.parameters["pack_name"].string_value == "written"
     assert [list(each.dims) for each in config_in(repository, "face_recognizer").output] == [[4]]
+
+
+def test_the_letterbox_fit_leaves_the_sides_of_images_free(
+    export_pack: Callable[..., Path], written_pack: Path, tmp_path: Path
+) -> None:
+    repository = export_pack(written_pack, tmp_path / "models", runtime="onnxruntime", max_batch=12)
+    config = config_in(repository, "face_detector")
+    assert list(config.input[0].dims) == [-1, -1, 3]
+    assert {each.name: list(each.dims) for each in config.output if each.name.endswith("_8")} == {
+        "scores_8": [-1, 1], "boxes_8": [-1, 4], "landmarks_8": [-1, 10]
+    }  # fmt: skip
+    # The least canvas, 32x32, and the greatest.
+    assert [(each.batch_size, list(each.inputs["images_rgb"].dims)) for each in config.model_warmup] == [
+        (1, [32, 32, 3]), (12, [64, 64, 3])
+    ]  # fmt: skip
+    assert list(config_in(repository, "face_recognizer").input[0].dims) == [112, 112, 3]
 
 
 def test_both_runtimes_have_the_same_models_inputs_and_outputs(

@@ -302,10 +302,13 @@ def test_a_stream_that_goes_away_frees_the_server_for_the_next(
         assert time.monotonic() - started < 1.0
 
 
-def test_a_detector_size_that_triton_does_not_have_is_named(start_triton, models: Path) -> None:
-    settings = ServerSettings(backend="triton", triton_url=start_triton(models).url, detector_size=(128, 64))
+def test_a_detector_size_or_letterbox_that_triton_does_not_have_is_named(start_triton, models: Path) -> None:
+    url = start_triton(models).url
+    settings = ServerSettings(backend="triton", triton_url=url, detector_size=(128, 64))
     with pytest.raises(InvalidRepository, match="detector takes 64x64; the detector size asked for is 128x64"):
         open_backend(settings)
+    with pytest.raises(InvalidRepository, match="exported with letterbox fit; full is asked for"):
+        open_backend(ServerSettings(backend="triton", triton_url=url, letterbox="full"))
     assert list(Path("/dev/shm").glob("likeness-*")) == []
 
 

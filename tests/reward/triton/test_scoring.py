@@ -12,6 +12,7 @@ from tritonclient.grpc import InferenceServerClient
 from likeness_reward.client import RewardClient
 from likeness_reward.embedded import EmbeddedScorer
 from likeness_reward.errors import FingerprintMismatch, InferenceServerUnavailable, InvalidRepository
+from likeness_reward.face.detector import fitted_canvas
 from likeness_reward.triton_scorer import TritonScorer
 
 SIZE = (320, 320)
@@ -104,6 +105,24 @@ def test_many_callers_get_what_one_gets(serve, scorer: TritonScorer, frames: np.
     images, runs = (after - earlier for after, earlier in zip(executions(scorer), before, strict=True))
     assert images == 64
     assert runs < images
+
+
+def test_frames_of_several_shapes_at_once_give_the_embedded_rewards(
+    serve, scorer: TritonScorer, embedded: EmbeddedScorer, frames: np.ndarray
+) -> None:
+    server = serve(scorer, workers=8)
+    videos = [frames[:1], np.ascontiguousarray(frames[:1, :, 300:1100]), np.ascontiguousarray(frames[:1, :, 200:700])]
+    assert [
+        fitted_canvas((video.shape[2], video.shape[1]), SIZE, 32) for video in videos
+    ] == [(320, 224), (320, 320), (192, 320)]  # fmt: skip
+    with RewardClient(server.endpoint, timeout_s=120) as client:
+        identity = client.embed_identity([frames[0]])
+        expected = [client.score(video, identity).value for video in videos]
+        assert len(set(expected)) == 3
+        assert [embedded.score(video, identity).value for video in videos] == pytest.approx(expected, abs=1e-6)
+        with ThreadPoolExecutor(24) as callers:
+            found = list(callers.map(lambda index: client.score(videos[index % 3], identity).value, range(24)))
+    assert found == expected * 8
 
 
 def executions(scorer: TritonScorer) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from likeness_reward.face.detector import (
     FaceDetector,
     close_up_letterbox,
     decode_level,
+    fitted_canvas,
     fitted_size,
     letterbox,
     suppress_overlaps,
@@ -24,6 +25,85 @@ def test_a_frame_is_fitted_with_truncated_sides_and_never_vanishes(
     frame_size: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     assert fitted_size(frame_size, (640, 640)) == expected
+
+
+@pytest.mark.parametrize(
+    ("frame_size", "step", "expected"),
+    [
+        ((832, 480), 32, (640, 384)),  # 640x369
+        ((480, 832), 32, (384, 640)),
+        ((1280, 720), 128, (640, 384)),  # 640x360
+        ((1024, 768), 32, (640, 480)),  # three quarters of the canvas
+        ((1000, 800), 32, (640, 640)),  # 640x512 would be four fifths
+        ((640, 640), 32, (640, 640)),
+        ((5000, 2), 32, (640, 32)),
+    ],
+)
+def test_the_fitted_canvas_is_the_least_that_the_strides_allow(
+    frame_size: tuple[int, int], step: int, expected: tuple[int, int]
+) -> None:
+    assert fitted_canvas(frame_size, (640, 640), step) == expected
+
+
+class CanvasesSeen:
+    """The detector of the colours, which keeps the (width, height) of every canvas; one face ends at (48, 48)."""
+
+    def __init__(self, colours, letterbox: str = "fit", size: tuple[int, int] = (256, 256)) -> None:
+        self.seen: list[tuple[int, int]] = []
+        outer = self
+
+        class Detector(colours.Detector):
+            def run(self, images: np.ndarray) -> list[np.ndarray]:
+                outer.seen.append((images.shape[2], images.shape[1]))
+                return super().run(images)
+
+        self.detector = FaceDetector(Detector(), DetectorConfig(size=size, letterbox=letterbox, close_up_pass=False))
+
+
+@pytest.mark.parametrize(
+    ("frame_size", "canvases"),
+    [
+        ((256, 144), [(256, 160)]),  # cut at y = 160: the face ends 112 above it
+        ((256, 140), [(256, 160)]),
+        ((256, 128), [(256, 128), (256, 256)]),  # 80 above the cut: the whole canvas is asked
+        ((128, 256), [(128, 256), (256, 256)]),
+        ((144, 256), [(160, 256)]),
+        ((256, 256), [(256, 256)]),
+    ],
+)
+def test_a_face_near_the_cut_is_looked_at_again_on_the_whole_canvas(
+    colours, frame_size: tuple[int, int], canvases: list[tuple[int, int]]
+) -> None:
+    fit, full = CanvasesSeen(colours), CanvasesSeen(colours, "full")
+    frame = colours.frame(width=frame_size[0], height=frame_size[1])
+    (found,), (expected,) = fit.detector.detect([frame]), full.detector.detect([frame])
+    assert fit.seen == canvases
+    assert full.seen == [(256, 256)]
+    assert [face.box.tolist() for face in found] == [face.box.tolist() for face in expected]
+    assert len(found) == 1
+
+
+def test_frames_of_several_shapes_keep_their_places_and_share_a_run_with_their_like(colours) -> None:
+    fit = CanvasesSeen(colours)
+    sizes = [(256, 144), (144, 256), (256, 150), (256, 144)]
+    frames = [
+        colours.frame(width=width, height=height, red=red)
+        for (width, height), red in zip(sizes, (255, 0, 0, 255), strict=True)
+    ]
+    assert [len(faces) for faces in fit.detector.detect(frames)] == [1, 0, 0, 1]
+    assert fit.seen == [(256, 160), (160, 256)]
+
+
+def test_what_is_perhaps_a_face_near_the_cut_is_decided_on_the_whole_canvas(colours) -> None:
+    class SurerOnTheWholeCanvas(colours.Detector):
+        def run(self, images: np.ndarray) -> list[np.ndarray]:
+            outputs = super().run(images)
+            outputs[0][outputs[0] > 0] = 0.55 if images.shape[1] == 256 else 0.45
+            return outputs
+
+    frame, config = colours.frame(width=256, height=128), DetectorConfig(size=(256, 256))
+    (faces,) = FaceDetector(SurerOnTheWholeCanvas(), config).first_pass([frame])
+    assert [face.score for face in faces] == pytest.approx([0.55])
 
 
 def test_letterbox_fills_the_top_left_and_leaves_the_rest_black() -> None:

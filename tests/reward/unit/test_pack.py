@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
 from likeness_reward.embedded import EmbeddedScorer
@@ -40,12 +41,31 @@ def test_the_fingerprint_depends_on_everything_that_decides_a_number(written_pac
     shutil.copytree(written_pack, copy)
     assert load_pack(copy).fingerprint == first
     others = {load_pack(written_pack, detector_size=(96, 64)).fingerprint}
+    others.add(load_pack(written_pack, letterbox="full").fingerprint)
     onnx_writer.detector(copy / "detector.onnx", seed=1)
     others.add(load_pack(copy).fingerprint)
     onnx_writer.detector(copy / "detector.onnx")
     onnx_writer.recognizer(copy / "recognizer.onnx", length=8)
     others.add(load_pack(copy).fingerprint)
-    assert len(others | {first}) == 4
+    assert len(others | {first}) == 5
+
+
+def test_the_letterbox_is_that_of_the_call_then_of_pack_json_then_fit(written_pack: Path) -> None:
+    assert load_pack(written_pack).detector_config.letterbox == "fit"
+    (written_pack / "pack.json").write_text('{"detector_size": [64, 64], "letterbox": "full"}')
+    assert load_pack(written_pack).detector_config.letterbox == "full"
+    assert load_pack(written_pack, letterbox="fit").detector_config.letterbox == "fit"
+
+
+def test_a_detector_of_one_size_has_the_full_letterbox_and_no_other(written_pack: Path) -> None:
+    path = written_pack / "detector.onnx"
+    model = onnx.load(path)
+    for axis in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+        axis.dim_value = 64
+    onnx.save(model, path)
+    assert load_pack(written_pack).detector_config.letterbox == "full"
+    with pytest.raises(InvalidPack, match="detector.onnx takes only 64x64; the letterbox fit needs other sizes"):
+        load_pack(written_pack, letterbox="fit")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +99,7 @@ def test_the_fingerprint_depends_on_everything_that_decides_a_number(written_pac
             r"detector.onnx cannot be read as ONNX|detector.onnx is no network",
         ),
         (lambda folder, writer: (folder / "pack.json").write_text("{"), "pack.json"),
+        (lambda folder, writer: (folder / "pack.json").write_text('{"letterbox": "square"}'), "letterbox"),
         (lambda folder, writer: (folder / "pack.json").write_text('{"detector_size": [60, 64]}'), "multiples of 32"),
     ],
 )

@@ -23,7 +23,7 @@ ALGORITHM = PolicyGradientConfig(name="reward_feedback")
 @pytest.fixture
 def prompt(module: Any, conditioning: Any, person_frames: np.ndarray, scorer: Any) -> PreparedPrompt:
     identity = scorer.embed_identity(list(person_frames))
-    return PreparedPrompt(1, "a portrait of a person", conditioning.to("cpu"), identity, 9, 64, 64)
+    return PreparedPrompt(1, "a portrait of a person", conditioning.to("cpu"), identity, None, 9, 64, 64)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def adapters_after(module: Any, update: FeedbackUpdate) -> tuple[dict[str, Any],
     """Returns the metrics of an update and how far it moved the adapters."""
     before = [parameter.detach().clone() for parameter in module.lora_parameters()]
     metrics = Learner(module, OptimizerConfig(), ALGORITHM).update([], 0, None, update)
-    moved = max(float((a - b).abs().max()) for a, b in zip(module.lora_parameters(), before, strict=True))
+    moved = max(float((a.detach() - b).abs().max()) for a, b in zip(module.lora_parameters(), before, strict=True))
     return metrics, moved
 
 

@@ -68,7 +68,7 @@ def prompts_of_step(model: Any, link: RewardLink) -> list[PreparedPrompt]:
         frames = painter.paint_clip(painter.sample_identity(place), motion, 5, 64)[0]
         conditioning = model.encode("a portrait of a person", frames[0], 5, 64, 64).to("cpu")
         identity = link.embed_identity(list(frames), f"person {place}")
-        prompts.append(PreparedPrompt(place, "a portrait of a person", conditioning, identity, 5, 64, 64))
+        prompts.append(PreparedPrompt(place, "a portrait of a person", conditioning, identity, None, 5, 64, 64))
     return prompts
 
 
@@ -96,7 +96,7 @@ def disturbed_step(model: Any, link: RewardLink, disturbance: Disturbance, ranks
         return decode(pixels)
 
     algorithm = PolicyGradientConfig(
-        name="reward_feedback", feedback=RewardFeedbackConfig(kl_weight=disturbance.kl_weight, samples=2)
+        name="reward_feedback", feedback=RewardFeedbackConfig(kl_weight=disturbance.kl_weight)
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "open_group", opening)

@@ -134,17 +134,24 @@ def test_a_server_gives_what_this_process_gives(
     assert error <= cost
 
 
+@pytest.mark.parametrize("offload", [False, True])
 def test_checkpoints_change_no_gradient(
     make_training_module: Callable[..., Any], training_module: Any, gradients_of: Callable[..., Any],
-    data: dict[str, Any],
+    data: dict[str, Any], monkeypatch: pytest.MonkeyPatch, offload: bool,
 ) -> None:  # fmt: skip
-    checkpointed = make_training_module(use_gradient_checkpointing=True)
+    from likeness_trainer.wan import decoding
+
+    moved: list[Any] = []
+    save_on_cpu = decoding.save_on_cpu
+    monkeypatch.setattr(decoding, "save_on_cpu", lambda: moved.append(save_on_cpu()) or moved[-1])
+    checkpointed = make_training_module(use_gradient_checkpointing=True, use_gradient_checkpointing_offload=offload)
     checkpointed._calls = training_module._calls
     expected = training_module(data)
     found = checkpointed(data)
     assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-6)
     gradients = gradients_of(checkpointed, found[0]), gradients_of(training_module, expected[0])
     assert relative(*gradients) <= 1e-6
+    assert len(moved) == (3 if offload else 0)  # one for each latent frame of 9 frames
 
 
 def test_a_chain_that_stops_early_decodes_its_one_step_prediction(
@@ -155,6 +162,16 @@ def test_a_chain_that_stops_early_decodes_its_one_step_prediction(
     loss, score, _ = module(data)
     assert score.item() == pytest.approx(expected_score, rel=1e-4)
     assert relative(gradients_of(module, loss), gradients_of(module, expected_loss)) <= 1e-4
+
+
+def test_a_video_without_a_face_has_a_loss_that_moves_nothing(
+    make_training_module: Callable[..., Any], gradients_of: Callable[..., Any], data: dict[str, Any]
+) -> None:
+    module = make_training_module(min_face_pixels=512, no_face_value=-0.5, feedback={"kl_weight": 0.0})
+    loss, score, _ = module(data)
+    assert score.item() == -0.5
+    assert loss.item() == pytest.approx(-SCALE * (-0.5 - OFFSET) / SPREAD, rel=1e-6)
+    assert all(gradient.abs().max() == 0 for gradient in gradients_of(module, loss))
 
 
 def test_hybrid_is_the_weighted_sum(make_training_module: Callable[..., Any], data: dict[str, Any]) -> None:

@@ -64,6 +64,10 @@ class ApiServer:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.refusals: list[Callable[[str, str, dict[str, str]], Exception | None]] = []
         self.changed = threading.Condition()
+        self.used: set[tuple[str, str, str]] = set()
+        """Group, resource and verb of every request so far."""
+        self.role: list[Manifest] | None = None
+        """Rules of a Role that all requests must fit, or None: everything is allowed."""
         self.lost: dict[tuple[str, str], int] = {}
         self.history: list[tuple[int, str, str, Manifest]] = []
         self.oldest = 0
@@ -71,6 +75,8 @@ class ApiServer:
         """Grows when connections are to be cut."""
         self.log_limits: list[int] = []
         """Lines after which the next log connections are cut."""
+        self.after_get: Callable[[], object] = lambda: None
+        """What another one does right after an object was read."""
         self._versions = itertools.count(100)
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"api": self}))
         self._http.daemon_threads = True
@@ -214,12 +220,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self, method: str, path: str, query: dict[str, str], body: Manifest) -> None:
         if path in DISCOVERY:
             return self._send(200, DISCOVERY[path])
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        if (scheme.lower(), token) != ("bearer", TOKEN):
             raise Refused(401, "Unauthorized", "Unauthorized")
         found = PATH.fullmatch(path)
         if found is None or (found["plural"] == "jobsets" and not self.api.jobset):
             return self._send_text(404, "404 page not found\n")
         plural, name = found["plural"], found["name"]
+        self._authorize(method, found, query)
         for refusal in self.api.refusals:
             if (refused := refusal(method, plural + (found["log"] or ""), query)) is not None:
                 raise refused
@@ -230,8 +238,21 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "DELETE":
             return self._delete(plural, name, body)
         if name:
-            return self._send(200, self._stored(plural, name))
+            self._send(200, self._stored(plural, name))
+            return self.api.after_get()
         return self._watch(plural, query) if query.get("watch") else self._list(plural, query)
+
+    def _authorize(self, method: str, found: re.Match[str], query: dict[str, str]) -> None:
+        """As RBAC does; an apply needs `create` too, because it may create."""
+        read = "get" if found["name"] else "watch" if query.get("watch") else "list"
+        resource, group = found["plural"] + (found["log"] or ""), found["group"] or ""
+        for verb in {"GET": (read,), "PATCH": ("patch", "create"), "DELETE": ("delete",)}[method]:
+            self.api.used.add((group, resource, verb))
+            if self.api.role is not None and not any(
+                group in rule["apiGroups"] and resource in rule["resources"] and verb in rule["verbs"]
+                for rule in self.api.role
+            ):
+                raise Refused(403, "Forbidden", f'cannot {verb} resource "{resource}" in API group "{group}"')
 
     def _stored(self, plural: str, name: str) -> Manifest:
         try:

@@ -142,19 +142,23 @@ def test_patterns_and_the_rank_stabilised_scale_of_peft_are_read(make_dit, weigh
         torch.testing.assert_close(dit.state_dict()[f"{layer}.weight"], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_differences_of_weights_and_biases_are_added(make_dit, tmp_path) -> None:
+def test_differences_of_weights_biases_and_modulation_are_added(make_dit, tmp_path) -> None:
     """Extracted distillations hold those beside the LoRA."""
     tensors = {
         "diffusion_model.blocks.0.cross_attn.k.diff_b": torch.full((96,), 0.25),
         "diffusion_model.blocks.0.cross_attn.norm_k.diff": torch.full((96,), 0.5),
+        "diffusion_model.blocks.1.diff_m": torch.full((1, 6, 96), 0.125),
     }
     save_file(tensors, tmp_path / "diff.safetensors")
     base, dit = make_dit().state_dict(), make_dit()
     merge_lora(dit, BaseLora(path=str(tmp_path / "diff.safetensors"), expert="dit", strength=2.0))
     changed = {name for name, tensor in dit.state_dict().items() if not torch.equal(tensor, base[name])}
-    assert changed == {"blocks.0.cross_attn.k.bias", "blocks.0.cross_attn.norm_k.weight"}
-    for name, expected in (("blocks.0.cross_attn.k.bias", 0.5), ("blocks.0.cross_attn.norm_k.weight", 1.0)):
-        torch.testing.assert_close(dit.state_dict()[name] - base[name], torch.full((96,), expected))
+    expected = {
+        "blocks.0.cross_attn.k.bias": 0.5, "blocks.0.cross_attn.norm_k.weight": 1.0, "blocks.1.modulation": 0.25,
+    }  # fmt: skip
+    assert changed == expected.keys()
+    for name, change in expected.items():
+        torch.testing.assert_close(dit.state_dict()[name] - base[name], torch.full_like(base[name], change))
 
 
 def test_weights_in_half_precision_are_merged_in_float32(make_dit, weights, tmp_path) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from likeness_trainer.errors import ModelLoadError
 from likeness_trainer.wan import WanTrainingModule
 
 
@@ -46,6 +47,16 @@ def test_the_usage_example(person_frames, torch_dtype) -> None:
         assert (id(parameter) in trained) == (parameter.grad is not None)
     assert any(parameter.grad.abs().max() > 0 for parameter in module.lora_parameters())
     assert all(parameter.dtype == torch.float32 for parameter in module.lora_parameters())
+
+
+def test_guidance_and_merged_loras_are_keywords_too(tmp_path) -> None:
+    import likeness_toyworld as toyworld
+
+    arguments = (toyworld.model_paths(), None, toyworld.tokenizer_path(), ["dit"])
+    module = WanTrainingModule(*arguments, guidance_scale={"dit": 3.0, "dit2": 2.0}, negative_prompt="nobody")
+    assert (module.sampler.guidance_scale_of("dit2"), module.sampler.negative_prompt) == (2.0, "nobody")
+    with pytest.raises(ModelLoadError, match=r"few_steps\.safetensors does not exist"):
+        WanTrainingModule(*arguments, base_loras=[{"path": str(tmp_path / "few_steps.safetensors"), "expert": "dit2"}])
 
 
 def test_an_unknown_keyword_is_named() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from likeness_trainer.run.metrics import MetricsError, MetricsWriter, read_metrics, without_seconds
 
@@ -134,6 +137,30 @@ def test_a_damaged_line_is_named_and_an_unfinished_one_is_not_read(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"reward": 1.0}) + "\n")
     with pytest.raises(MetricsError, match="line 1: is no object with a whole number 'step'"):
         read_metrics(tmp_path)
+
+
+def test_tensorboard_plays_the_sampled_videos(tmp_path):
+    """At their own speed, scaled down where they are large, and without those of steps that are run again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    small = np.zeros((5, 32, 48, 3), np.uint8)
+    small[:, :, :, 0] = np.linspace(0, 255, 5)[:, None, None]
+    large = np.full((2, 512, 256, 3), 200, np.uint8)
+    with MetricsWriter(tmp_path) as writer:
+        for step in (1, 2):
+            writer.show(step, small, 8)
+            writer.write(record(step))
+    with MetricsWriter(tmp_path, resume_step=1) as writer:
+        writer.show(2, large, 16)
+        writer.write(record(2))
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Images("sample")
+    assert [(event.step, event.width, event.height) for event in events] == [(1, 48, 32), (2, 128, 256)]
+    with Image.open(io.BytesIO(events[0].encoded_image_string)) as video:
+        assert (video.n_frames, video.info["duration"]) == (5, 120)  # GIF counts in hundredths: 125 ms are cut to 120
+        for index in range(5):
+            video.seek(index)
+            frame = np.asarray(video.convert("RGB"))
+            assert np.abs(frame.astype(int) - small[index].astype(int)).max() <= 8  # a palette of 256 colours
 
 
 def test_tensorboard_shows_the_resumed_values_once(tmp_path):

@@ -307,7 +307,7 @@ template:
 failurePolicy:
   maxRestarts: {{ int $run.backoffLimit }}
   rules:
-    - name: wrong-settings
+    - name: wrongSettings
       action: FailJobSet
       onJobFailureReasons: [PodFailurePolicy]
 replicatedJobs:

@@ -21,6 +21,9 @@
     {{- if $export.tensorrt }}
     - --tensorrt
     {{- end }}
+    {{- if $export.gradients }}
+    - --gradients
+    {{- end }}
     {{- with .Values.reward.detectorSize }}
     - --detector-size={{ . }}
     {{- end }}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
 from likeness.reward.v1.reward_service_pb2 import StreamVideoScoresRequest as StreamRequest
-from likeness_reward.channel import open_aio_channel
+from likeness_reward.channel import open_aio_channel, score_streams
 from likeness_reward.credentials import ClientKeys
 from likeness_reward.domain import IdentityTemplate, Pooling, ScoreOptions, ServerInfo, VideoMotion, VideoReward
 from likeness_reward.errors import LikenessError, ServerUnavailable, error_from_call, error_from_status
@@ -36,6 +36,7 @@ class AsyncRewardClient:
         self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self._channel = open_aio_channel(endpoint, tls)
         self._stub = reward_service_pb2_grpc.RewardServiceStub(self._channel)
+        self._score_streams = score_streams(self._channel)
 
     async def __aenter__(self) -> "AsyncRewardClient":
         return self
@@ -154,7 +155,7 @@ class AsyncRewardClient:
     async def _score_once(self, video: VideoToScore, config: StreamRequest, deadline_s: float) -> VideoReward:
         check_video(video.frames_rgb)
 
-        async def requests() -> AsyncIterator[StreamRequest]:
+        async def requests() -> AsyncIterator[StreamRequest | bytes]:
             yield config
             shape = video.frames_rgb.shape
             yield video_start(video.video_id, shape[:3], video.identity, video.reference_motion)
@@ -162,7 +163,7 @@ class AsyncRewardClient:
                 yield message
             yield video_end(video.video_id)
 
-        call = self._stub.StreamVideoScores(requests(), timeout=deadline_s, metadata=self._metadata)
+        call = self._score_streams(requests(), timeout=deadline_s, metadata=self._metadata)
         try:
             async for response in call:
                 if not response.HasField("result"):

@@ -30,7 +30,11 @@ def open_embedded(settings: ServerSettings) -> EmbeddedScorer:
     """Returns a scorer whose networks run in this process."""
     assert settings.pack is not None  # the settings have checked it
     return EmbeddedScorer(
-        settings.pack, detector_size=settings.detector_size, threads=settings.threads, provider=settings.provider
+        settings.pack,
+        detector_size=settings.detector_size,
+        letterbox=settings.letterbox,
+        threads=settings.threads,
+        provider=settings.provider,
     )
 
 
@@ -57,14 +61,19 @@ def open_triton(settings: ServerSettings) -> "TritonScorer":
 
 def check_models(scorer: "TritonScorer", settings: ServerSettings) -> None:
     """Raises InvalidRepository or FingerprintMismatch unless Triton's models are what the settings expect."""
-    size = scorer.pack.detector_config.size
+    size, letterbox = scorer.pack.detector_config.size, scorer.pack.detector_config.letterbox
     if settings.detector_size is not None and settings.detector_size != size:
         raise InvalidRepository(
             f"Triton's detector takes {size[0]}x{size[1]}; the detector size asked for is "
             f"{settings.detector_size[0]}x{settings.detector_size[1]}: export the pack again"
         )
+    if settings.letterbox is not None and settings.letterbox != letterbox:
+        raise InvalidRepository(
+            f"Triton's detector was exported with letterbox {letterbox}; {settings.letterbox} is asked for: export the "
+            "pack again"
+        )
     if settings.pack is not None:
-        scorer.check_pack(settings.pack, settings.detector_size)
+        scorer.check_pack(settings.pack, settings.detector_size, settings.letterbox)
 
 
 async def follow_backend(

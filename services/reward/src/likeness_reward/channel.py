@@ -2,11 +2,14 @@
 
 import json
 import socket
+from typing import Any
 
 import grpc
 
+from likeness.reward.v1 import reward_service_pb2
 from likeness_reward.credentials import ClientKeys
 from likeness_reward.errors import ServerUnavailable
+from likeness_reward.messages import encoded
 
 MAX_RECEIVED_BYTES = 64 * 2**20
 ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
@@ -34,6 +37,16 @@ def open_aio_channel(endpoint: str, tls: ClientKeys | None) -> grpc.aio.Channel:
     if tls is not None:
         return grpc.aio.secure_channel(target, tls.credentials(), options=options)
     return grpc.aio.insecure_channel(target, options=options)
+
+
+def score_streams(channel: grpc.Channel | grpc.aio.Channel) -> Any:
+    """Returns StreamVideoScores on a channel; it takes requests as messages or encoded."""
+    service = reward_service_pb2.DESCRIPTOR.services_by_name["RewardService"]
+    return channel.stream_stream(
+        f"/{service.full_name}/StreamVideoScores",
+        request_serializer=encoded,
+        response_deserializer=reward_service_pb2.StreamVideoScoresResponse.FromString,
+    )
 
 
 def target_of(endpoint: str) -> tuple[str, list[tuple[str, int | str]]]:

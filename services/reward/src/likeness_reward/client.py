@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from likeness.reward.v1 import reward_service_pb2, reward_service_pb2_grpc
-from likeness_reward.channel import open_channel
+from likeness_reward.channel import open_channel, score_streams
 from likeness_reward.credentials import ClientKeys
 from likeness_reward.domain import (
     FaceObservation,
@@ -51,6 +51,7 @@ class RewardClient:
         self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self._channel = open_channel(endpoint, tls)
         self._stub = reward_service_pb2_grpc.RewardServiceStub(self._channel)
+        self._score_streams = score_streams(self._channel)
 
     def __enter__(self) -> "RewardClient":
         return self
@@ -149,7 +150,7 @@ class RewardClient:
         are not `expected_fingerprint`, and after `deadline_s` in any case.
         """
         return VideoScoreStream(
-            lambda requests: self._stub.StreamVideoScores(requests, timeout=deadline_s, metadata=self._metadata),
+            lambda requests: self._score_streams(requests, timeout=deadline_s, metadata=self._metadata),
             stream_config(options, identity, expected_fingerprint),
             endpoint=self.endpoint,
             deadline_s=deadline_s,

@@ -35,7 +35,7 @@ from likeness_reward.errors import (
 from likeness_reward.extras import has_gradients_extra, require_embedded_extra
 from likeness_reward.face.analysis import FaceAnalyzer, FrameAnalysis
 from likeness_reward.face.crop_gradients import check_differentiable, invert_alignment
-from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector
+from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, FaceDetector, LetterboxKind
 from likeness_reward.face.motion import thumbnails_of
 from likeness_reward.face.recognizer import FaceRecognizer
 from likeness_reward.face.scoring import check_reference_motion, cosine, pool_embeddings, reward_from_frames
@@ -47,13 +47,14 @@ from likeness_reward.video_stream import VideoOutcome
 require_embedded_extra("scoring in this process")
 
 from likeness_reward.inference.onnx_gradients import OnnxRecognizerGradient  # noqa: E402
-from likeness_reward.inference.onnxruntime import OnnxRuntimeSession, Provider  # noqa: E402
+from likeness_reward.inference.onnxruntime import PROVIDER_NAMES, OnnxRuntimeSession, Provider  # noqa: E402
 from likeness_reward.pack.gradient_network import why_not_differentiable  # noqa: E402
 from likeness_reward.pack.pack import Pack, PackDescription, load_pack  # noqa: E402
 
 FRAMES_AT_ONCE = 8
 LARGEST_DISAGREEMENT = 1e-3
 """Largest difference of a similarity between the network that is differentiated and the one that scores."""
+CPU_PROVIDER = PROVIDER_NAMES["cpu"]
 
 
 class FaceScorer:
@@ -76,6 +77,11 @@ class FaceScorer:
     def model_fingerprint(self) -> str:
         """Hash of detector, recognizer and preprocessing."""
         return self.pack.fingerprint
+
+    @property
+    def frames_at_once(self) -> int:
+        """How many frames a thread should take: on a CPU a batch is no faster, and single frames spread better."""
+        return 1 if self.provider == CPU_PROVIDER else FRAMES_AT_ONCE
 
     def observe_stages(self, observe: Callable[[str, float], None]) -> None:
         """Has `observe` told the seconds of each stage of each batch: detect, align, recognize."""
@@ -285,14 +291,15 @@ class EmbeddedScorer(FaceScorer):
         pack_dir: Path | str,
         *,
         detector_size: tuple[int, int] | None = None,
+        letterbox: LetterboxKind | None = None,
         threads: int = 1,
         provider: Provider = "cpu",
     ) -> None:
-        """Loads the pack in a folder. `detector_size` (width, height) overrides the pack's.
+        """Loads the pack in a folder. `detector_size` (width, height) and `letterbox` override the pack's.
 
         Raises InvalidPack or ProviderUnavailable.
         """
-        pack = load_pack(Path(pack_dir), detector_size=detector_size)
+        pack = load_pack(Path(pack_dir), detector_size=detector_size, letterbox=letterbox)
         recognizer = pack.recognizer_config
         detector_session = OnnxRuntimeSession(
             pack.detector.path, mean=INPUT_MEAN, std=INPUT_STD, threads=threads, provider=provider

@@ -79,8 +79,8 @@ def crc32_of(frames: Sequence[bytes]) -> int:
     return checksum
 
 
-def check_crc32(message: video_pb2.VideoFrames) -> None:
+def check_crc32(message: video_pb2.VideoFrames, frames: Sequence[bytes]) -> None:
     """Raises InvalidVideo when a message carries a checksum that its frames do not have."""
-    if message.HasField("crc32") and message.crc32 != crc32_of(message.frames):
+    if message.HasField("crc32") and message.crc32 != crc32_of(frames):
         first = message.first_frame_index
         raise InvalidVideo(f"frames from {first} arrived damaged: their CRC-32 is not {message.crc32:#010x}")

@@ -112,9 +112,9 @@ def pack_report(pack: "Pack", embedding_length: int) -> str:
         role = network.role if in_use else f"{network.role}, not used" if network.role != "unused" else "not used"
         outputs = ", ".join(map(str, network.outputs))
         lines += [f"  {network.path.name}: {role}", f"    input   {network.input}", f"    outputs {outputs}"]
-    width, height = pack.detector_config.size
+    (width, height), letterbox = pack.detector_config.size, pack.detector_config.letterbox
     lines += [
-        f"detector size     {width}x{height}",
+        f"detector size     {width}x{height}, letterbox {letterbox}",
         f"embedding length  {embedding_length}",
         f"recognizer input  (x - {pack.recognizer_config.input_mean:g}) / {pack.recognizer_config.input_std:g}",
         f"fingerprint       {pack.fingerprint}",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import typer
@@ -65,14 +65,19 @@ class Connection:
 
 
 def open_scorer(
-    connection: Connection | None, pack: Path | None, detector_size: tuple[int, int] | None, threads: int
+    connection: Connection | None,
+    pack: Path | None,
+    detector_size: tuple[int, int] | None,
+    letterbox: Literal["fit", "full"] | None,
+    threads: int,
 ) -> Scorer:
     """Returns a client, or a scorer of `pack`. Raises typer.BadParameter unless exactly one of them is given."""
     if (connection is None) == (pack is None):
         raise typer.BadParameter("give exactly one of --endpoint HOST:PORT and --pack DIR")
     if connection is not None:
-        if detector_size is not None:
-            raise typer.BadParameter("--detector-size belongs to --pack; a server has its own")
+        if detector_size is not None or letterbox is not None:
+            option = "--detector-size" if detector_size is not None else "--letterbox"
+            raise typer.BadParameter(f"{option} belongs to --pack; a server has its own")
         client = connection.open()
         client.wait_until_ready(CONNECT_TIMEOUT_S)
         return client
@@ -80,7 +85,7 @@ def open_scorer(
     from likeness_reward.embedded import EmbeddedScorer
 
     assert pack is not None
-    return EmbeddedScorer(pack, detector_size=detector_size, threads=threads)
+    return EmbeddedScorer(pack, detector_size=detector_size, letterbox=letterbox, threads=threads)
 
 
 def identity_from_path(scorer: Scorer, path: Path) -> IdentityTemplate:

@@ -7,6 +7,7 @@ import signal
 from importlib.metadata import version
 from pathlib import Path
 
+import cv2
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -101,6 +102,7 @@ class RewardServer:
 async def serve(settings: ServerSettings) -> None:
     """Serves until SIGTERM or SIGINT; prints one line and writes settings.ready_file once ready."""
     configure_logging(settings.log_format)
+    cv2.setNumThreads(1)  # the workers are the threads; OpenCV's own would contend with them
     scorer = open_backend(settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -41,7 +41,9 @@ class ServerSettings(BaseSettings):
     port: int = Field(default=50051, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     detector_size: Annotated[tuple[int, int] | None, NoDecode, BeforeValidator(size_from_text)] = None
-    """Width and height of the detector's input, pixels, also as "640x384"; default that of the pack."""
+    """Width and height of the detector's canvas, pixels, also as "640x384"; default that of the pack."""
+    letterbox: Literal["fit", "full"] | None = None
+    """fit leaves out what a frame leaves empty of the canvas, full does not; default that of the pack."""
     provider: Literal["cpu", "cuda"] = "cpu"
     """Execution provider of onnxruntime; the server refuses to start on another one."""
     threads: int = Field(default=1, ge=1, le=256)

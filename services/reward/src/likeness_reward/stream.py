@@ -8,7 +8,7 @@ from functools import partial
 from likeness.reward.v1 import reward_service_pb2, video_pb2
 from likeness.reward.v1.reward_service_pb2 import StreamVideoScoresResponse as Response
 from likeness_reward.domain import FrameScore, IdentityTemplate, ScoreOptions, VideoMotion
-from likeness_reward.embedded import FRAMES_AT_ONCE, FaceScorer
+from likeness_reward.embedded import FaceScorer
 from likeness_reward.errors import (
     FingerprintMismatch,
     InvalidRequest,
@@ -200,15 +200,16 @@ class ScoringStream:
         if name not in self._open:
             raise StreamOrderBroken(f"frames of video {name!r}, which is not open", video_id=name)
         video = self._open[name]
+        frames = list(message.frames)  # each access copies the pixels
         try:
-            check_frames_message(video, message)
+            check_frames_message(video, message, frames)
         except LikenessError as error:
             await self._fail(name, error)
             return
-        self._metrics.received_bytes.inc(sum(map(len, message.frames)))
-        at_once = min(FRAMES_AT_ONCE, self._settings.max_frames_waiting)
-        for start in range(0, len(message.frames), at_once):
-            part = message.frames[start : start + at_once]
+        self._metrics.received_bytes.inc(sum(map(len, frames)))
+        at_once = min(self._scorer.frames_at_once, self._settings.max_frames_waiting)
+        for start in range(0, len(frames), at_once):
+            part = frames[start : start + at_once]
             for _ in part:
                 await self._frames_waiting.acquire()
             analysis = asyncio.create_task(self._analyze(video, part, video.received))
@@ -293,18 +294,18 @@ def outcome_of(result: reward_service_pb2.VideoResult) -> str:
     return error_from_status(result.error).reason if result.HasField("error") else "ok"
 
 
-def check_frames_message(video: OpenVideo, message: video_pb2.VideoFrames) -> None:
+def check_frames_message(video: OpenVideo, message: video_pb2.VideoFrames, frames: Sequence[bytes]) -> None:
     """Raises InvalidVideo when a message's frames do not follow on, are too many, damaged or of the wrong size."""
     if message.first_frame_index != video.received:
         found = message.first_frame_index
         raise InvalidVideo(
             f"first_frame_index is {found}; the next frame is {video.received}", found=found, expected=video.received
         )
-    if not message.frames:
+    if not frames:
         raise InvalidVideo("a message without frames")
-    if video.received + len(message.frames) > video.reader.frame_count:
-        found = video.received + len(message.frames)
+    if video.received + len(frames) > video.reader.frame_count:
+        found = video.received + len(frames)
         raise InvalidVideo(f"{found} frames; the video announced {video.reader.frame_count}", found=found)
-    check_crc32(message)
-    for offset, data in enumerate(message.frames):
+    check_crc32(message, frames)
+    for offset, data in enumerate(frames):
         video.reader.check_byte_count(video.received + offset, data)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from likeness_reward.embedded import FaceScorer
 from likeness_reward.errors import FingerprintMismatch, InvalidRepository, LikenessError
 from likeness_reward.extras import require_triton_extra
-from likeness_reward.face.detector import DetectorConfig
+from likeness_reward.face.detector import DetectorConfig, LetterboxKind, anchor_counts
 from likeness_reward.face.recognizer import RecognizerConfig
 from likeness_reward.inference.call import CURRENT_CALL, Call
 from likeness_reward.inference.session import RecognizerGradient
@@ -49,7 +49,7 @@ class TritonScorer(FaceScorer):
         self.connection = TritonConnection(url, timeout_s=timeout_s, shared_memory=shared_memory)
         try:
             self.connection.wait_until_ready(start_timeout_s)
-            detector = TritonSession(self.connection, DETECTOR)
+            detector = TritonSession(self.connection, DETECTOR, anchor_counts)
             recognizer = TritonSession(self.connection, RECOGNIZER)
             super().__init__(description_of(detector, recognizer), detector, recognizer, "triton")
             self._triton_gradient = open_gradient(self.connection, recognizer)
@@ -73,9 +73,11 @@ class TritonScorer(FaceScorer):
             black, template = np.zeros((1, size, size, 3), np.uint8), np.zeros(self.embedding_length, np.float32)
             self._triton_gradient.similarity_gradients(black, template)
 
-    def check_pack(self, directory: Path, detector_size: tuple[int, int] | None) -> None:
+    def check_pack(
+        self, directory: Path, detector_size: tuple[int, int] | None, letterbox: LetterboxKind | None = None
+    ) -> None:
         """Raises FingerprintMismatch unless Triton's models are those of a folder."""
-        pack = load_pack(directory, detector_size=detector_size)
+        pack = load_pack(directory, detector_size=detector_size, letterbox=letterbox)
         if pack.fingerprint != self.model_fingerprint:
             raise FingerprintMismatch(
                 f"pack {directory} has fingerprint {pack.fingerprint[:12]}, the models of Triton at "
@@ -120,6 +122,10 @@ def description_of(detector: TritonSession, recognizer: TritonSession) -> PackDe
     """Returns the pack that two models were exported from. Raises InvalidRepository."""
     detector_config = config_of(DetectorConfig, detector, DETECTOR)
     recognizer_config = config_of(RecognizerConfig, recognizer, RECOGNIZER)
+    if detector_config.letterbox == "fit" and None not in detector.input.shape[1:]:
+        raise InvalidRepository(
+            f"model {DETECTOR} takes one size, the letterbox fit needs several; export the pack again"
+        )
     return PackDescription(
         name=detector.parameters.pack_name,
         detector_config=detector_config,

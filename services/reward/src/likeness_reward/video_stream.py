@@ -40,7 +40,7 @@ class VideoScoreStream:
 
     def __init__(
         self,
-        start_call: Callable[[Iterator[Request]], Any],
+        start_call: Callable[[Iterator[Request | bytes]], Any],
         config: Request,
         *,
         endpoint: str,
@@ -50,7 +50,7 @@ class VideoScoreStream:
         self._endpoint = endpoint
         self._ends_at = time.monotonic() + deadline_s
         self._changed = threading.Condition()
-        self._outbox: deque[Request] = deque([config])
+        self._outbox: deque[Request | bytes] = deque([config])
         self._results: deque[VideoOutcome] = deque()
         self._in_flight: set[str] = set()
         self._failed: set[str] = set()
@@ -151,7 +151,7 @@ class VideoScoreStream:
                 outcome = self._results.popleft()
             yield outcome
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: Request | bytes) -> None:
         with self._changed:
             self._wait_for(lambda: len(self._outbox) < QUEUED_MESSAGES)
             if self._closed:
@@ -168,7 +168,7 @@ class VideoScoreStream:
             ended = ServerUnavailable(f"reward server {self._endpoint} ended the stream", endpoint=self._endpoint)
             raise self._error or ended
 
-    def _requests(self) -> Iterator[Request]:
+    def _requests(self) -> Iterator[Request | bytes]:
         """Feeds gRPC, which takes the next message when the last one has left."""
         while True:
             with self._changed:

@@ -35,6 +35,7 @@ MOST_CHANGED = {
     "memory and speed": (
         ("algorithm.branch_batch", "samples in one DiT evaluation"),
         ("model.use_gradient_checkpointing", "recompute instead of keeping activations"),
+        ("memory.swap_idle_expert", "one of two experts on the device at a time (docs/scale.md)"),
         ("model.torch_dtype", "precision of the frozen weights"),
         ("data.num_frames", "4n + 1"),
     ),
@@ -45,7 +46,7 @@ MOST_CHANGED = {
         ("algorithm.window", "all or one"),
         ("algorithm.credit", "latent_frame or video"),
         ("algorithm.ratio", "standard or guard"),
-        ("algorithm.reward_weights", "components of the reward, for example {identity: 1, coverage: 0.2}"),
+        ("algorithm.reward_weights", "components of the reward, for example {identity: 1, motion: 0.5}"),
     ),
 }
 """Settings listed by `train --help`, the most changed first."""
@@ -53,6 +54,7 @@ MOST_CHANGED = {
 EXAMPLES = """examples:
   likeness-trainer demo                                  train the toy world end to end, in minutes
   likeness-trainer data check videos/metadata.csv        name every row that cannot be used
+  likeness-trainer plan recipes/wan2.2-i2v-a14b.yaml --gpus 8 --gpu-memory 80GiB --set algorithm.groups_per_step=8
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --set data.metadata=videos/metadata.csv
   likeness-trainer train recipes/wan2.2-i2v-a14b.yaml --resume
   likeness-trainer report runs/likeness
@@ -115,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
     )
+    _add_plan(commands)
     _add_train(commands)
     _add_demo(commands)
     _add_sample(commands)
@@ -150,6 +153,27 @@ def _most_changed() -> str:
     for group, settings in MOST_CHANGED.items():
         lines += ["", f"  {group}", *(f"    {key:<34}{text}" for key, text in settings)]
     return "\n".join([*lines, "", "Every setting of a run, with its value, stands in RUN/config.yaml."])
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("plan", help="what a recipe needs of GPUs", description=(
+        "Tells what a recipe needs before there are weights, data or a GPU: parameters, bytes of each GPU by part and "
+        "phase, DiT evaluations and FLOPs of a step, whether it fits, and which switch would make it fit. Runs the "
+        "trainer's own code on the meta device, in seconds to a minute on one CPU core; see docs/plan.md."
+    ))  # fmt: skip
+    command.add_argument("recipe", type=Path, metavar="RECIPE", help="YAML file, see recipes/")
+    command.add_argument("--gpus", type=int, default=1, metavar="N", help="processes, one a GPU (default: %(default)s)")
+    command.add_argument("--gpu-memory", default="80GiB", metavar="SIZE", help="of each GPU (default: %(default)s)")
+    command.add_argument(
+        "--reserve",
+        default="4GiB",
+        metavar="SIZE",
+        help="of each GPU, kept free for the CUDA context, workspaces of kernels and fragmentation, which cannot be "
+        "computed (default: %(default)s)",
+    )
+    command.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    _add_set(command)
+    command.set_defaults(run=_plan)
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -244,6 +268,19 @@ def _add_set(command: argparse.ArgumentParser) -> None:
         metavar="A.B=C",
         dest="overrides",
         help="override a setting; may be repeated",
+    )
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from likeness_trainer.planning.command import plan_recipe
+
+    plan_recipe(
+        arguments.recipe,
+        arguments.overrides,
+        arguments.gpus,
+        arguments.gpu_memory,
+        arguments.reserve,
+        arguments.json,
     )
 
 

@@ -17,6 +17,7 @@ from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
 from likeness_trainer.ranks import ParallelConfig
 from likeness_trainer.reward_link import RewardConfig
 from likeness_trainer.run.trackers import TrackingConfig
+from likeness_trainer.wan.memory_config import MemoryConfig
 from likeness_trainer.wan.model_config import WanModelConfig
 from likeness_trainer.wan.sampler_config import SamplerConfig
 
@@ -89,6 +90,23 @@ class TrainConfig(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
     parallel: ParallelConfig = ParallelConfig()
+    memory: MemoryConfig = MemoryConfig()
+
+    @model_validator(mode="after")
+    def _swapping_fits(self) -> TrainConfig:
+        if not self.memory.swap_idle_expert:
+            return self
+        if self.parallel.sharding != "none":
+            raise ValueError(
+                f"memory.swap_idle_expert is on with parallel.sharding {self.parallel.sharding}, which spreads the "
+                "weights of both experts over the ranks already; choose one of the two"
+            )
+        if self.algorithm.name != "policy_gradient" and not self.model.use_gradient_checkpointing:
+            raise ValueError(
+                f"memory.swap_idle_expert is on with algorithm.name {self.algorithm.name}, whose backward pass goes "
+                "through both experts; it needs model.use_gradient_checkpointing"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ranks_wait_as_long_as_the_reward(self) -> TrainConfig:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from likeness_reward.domain import VideoReward
+from likeness_reward.domain import MOTION_COMPONENT, VideoReward
 from likeness_trainer.config import EvaluationConfig, TrainConfig
 from likeness_trainer.data.dataset import Dataset
 from likeness_trainer.errors import ConfigError
@@ -89,7 +89,8 @@ def sample_held_out(
     for place, pair in enumerate(pairs):
         prompt = prompts[pair % len(prompts)]
         frames = np.zeros((prompt.num_frames, prompt.height, prompt.width, 3), np.uint8)
-        group = link.open_group(prompt.identity, 1, (prompt.num_frames, prompt.height, prompt.width))
+        shape = (prompt.num_frames, prompt.height, prompt.width)
+        group = link.open_group(prompt.identity, 1, shape, reference_motion=prompt.reference_motion)
 
         def take(sample: int, first: int, chunk: NDArray[np.uint8], frames: Any = frames, group: Any = group) -> None:
             frames[first : first + len(chunk)] = chunk
@@ -174,8 +175,10 @@ def rescore(
     options = reward.score_options()
     rewards = []
     for pair, frames in enumerate(videos.frames):
-        identity = scorer.embed_identity(list(dataset[pair % len(dataset)].reference_frames))
-        rewards.append(scorer.score(frames, identity, options))
+        clip = dataset[pair % len(dataset)].reference_frames
+        identity = scorer.embed_identity(list(clip))
+        motion = scorer.score(clip, identity, options).motion if MOTION_COMPONENT in videos.components else None
+        rewards.append(scorer.score(frames, identity, options, reference_motion=motion))
         advance()
     return _collect(list(videos.frames), rewards)
 
@@ -196,13 +199,18 @@ class Evaluation:
     def __post_init__(self) -> None:
         self.prompts: list[PreparedPrompt] = []
 
-    def before(self, start: int) -> None:
-        """Samples the pairs with the untouched model, unless a resumed run already did."""
+    def prepare(self) -> None:
+        """Encodes the people; call it before `before`, while the model has its encoders."""
         if self.dataset is None:
             return
         people = min(len(self.dataset), self.config.evaluation.pairs)
         with self.progress.counting("preparing held-out people", len(self.ranks.even_share(people))) as advance:
             self.prompts = prepare_prompts(self.model, self.link, self.dataset, people, advance, self.ranks)
+
+    def before(self, start: int) -> None:
+        """Samples the pairs with the untouched model, unless a resumed run already did."""
+        if self.dataset is None:
+            return
         done = self.folder.samples / "held_out_before.npz"
         if self.ranks.from_first(lambda: start == 0 or not done.is_file()):
             with self.model.without_adapters():
@@ -242,10 +250,13 @@ class Evaluation:
 def evaluate_run(folder: RunFolder, config: TrainConfig, progress: RunProgress) -> None:
     """Samples the held-out pairs of a run anew, with and without its newest adapters; rewrites summary and report."""
     held_out = load_held_out(config)
-    link = RewardLink(config.reward)
+    link = RewardLink(config.reward, config.algorithm.measures_motion)
     server = link.connect()
     model = load_trained(folder, config)
     evaluation = Evaluation(config, folder, link, model, held_out, server.pack_name, progress)
+    evaluation.prepare()
+    if config.memory.drop_encoders:
+        model.drop_encoders()
     evaluation.before(start=0)
     folder.write_summary({**folder.read_summary(), **evaluation.after()})
     write_report(folder.path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from likeness_reward.domain import ServerInfo
 from likeness_trainer.config import TrainConfig
 from likeness_trainer.data.dataset import Dataset, load_dataset
+from likeness_trainer.data.images import IMAGE_SUFFIXES
 from likeness_trainer.errors import ConfigError, RunFolderError
 from likeness_trainer.ranks import Ranks
 from likeness_trainer.reward_link import RewardLink
@@ -53,13 +54,15 @@ def check_run(
     with ranks.together():
         if ranks.is_first:
             RunFolder.check(path, resume)
-        _require_equal_parts(config, ranks.world_size)
+        require_equal_parts(config, ranks.world_size)
         require_trackers(config.tracking)
         require_model_files(config.model.model_paths, config.model.tokenizer_path)
         require_base_loras([lora.path for lora in config.model.base_loras])
         dataset = load_dataset(config.data)
         held_out = load_held_out(config)
-        link = RewardLink(config.reward)
+        if config.algorithm.measures_motion:
+            _require_clips(config, dataset, held_out)
+        link = RewardLink(config.reward, config.algorithm.measures_motion)
         server = link.connect()
         link.require_capacity(config.algorithm.branch_batch)
         if config.algorithm.name != "policy_gradient":
@@ -87,7 +90,8 @@ def _open_folder(
     return folder
 
 
-def _require_equal_parts(config: TrainConfig, world_size: int) -> None:
+def require_equal_parts(config: TrainConfig, world_size: int) -> None:
+    """Raises ConfigError where so many processes cannot share a run's steps."""
     groups = config.algorithm.groups_per_step
     if groups % world_size:
         raise ConfigError(
@@ -102,6 +106,18 @@ def _require_components(config: TrainConfig, server: ServerInfo) -> None:
         raise ConfigError(
             f"algorithm.reward_weights names {', '.join(unknown)}; the reward server at {config.reward.endpoint} gives "
             f"{', '.join(server.component_names)}"
+        )
+
+
+def _require_clips(config: TrainConfig, *datasets: Dataset | None) -> None:
+    """Raises ConfigError naming the rows whose video is a still picture, which has no motion to compare with."""
+    rows = [row for dataset in datasets if dataset is not None for row in dataset.rows]
+    still = [str(row.video) for row in rows if row.video.suffix.lower() in IMAGE_SUFFIXES]
+    if still:
+        shown = ", ".join(still[:5]) + (f" and {len(still) - 5} more" if len(still) > 5 else "")
+        raise ConfigError(
+            f"algorithm.reward_weights names motion, which is measured against the row's clip, but {shown} "
+            f"{'is a still picture' if len(still) == 1 else 'are still pictures'}; give clips, or leave motion out"
         )
 
 

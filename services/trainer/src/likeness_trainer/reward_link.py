@@ -9,30 +9,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from likeness_reward.client import RewardClient
 from likeness_reward.credentials import client_keys, read_token
-from likeness_reward.domain import GradientEncoding, IdentityTemplate, Limits, ScoreOptions, ServerInfo, VideoReward
+from likeness_reward.domain import (
+    GradientEncoding,
+    IdentityTemplate,
+    Limits,
+    ScoreOptions,
+    ServerInfo,
+    VideoMotion,
+    VideoReward,
+)
 from likeness_reward.errors import InvalidCredentials, LikenessError
 from likeness_reward.video_stream import VideoScoreStream
 from likeness_trainer.errors import RewardRejectedError, RewardUnavailableError
+from likeness_trainer.patience import TRANSIENT_CODES, Patience
 
 logger = logging.getLogger(__name__)
-
-TRANSIENT_CODES = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED, grpc.StatusCode.UNKNOWN,
-    }
-)  # fmt: skip
-"""Codes after which sending the same video again may succeed."""
+T = TypeVar("T")
 
 
 class RewardConfig(BaseModel):
@@ -109,8 +112,9 @@ class _Video:
 class RewardLink:
     """The client side of one run: one connection, one stream a group."""
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, measures_motion: bool = False) -> None:
         self.config = config
+        self.measures_motion = measures_motion
         self._client = config.open_client()
         self.fingerprint = ""
         self._limits: Limits | None = None
@@ -172,13 +176,29 @@ class RewardLink:
         """
         most = min(len(images_rgb), self.limits.max_images)
         chosen = [images_rgb[index] for index in np.linspace(0, len(images_rgb) - 1, most).round().astype(int)]
+        return self._ask(lambda: self._client.embed_identity(chosen), f"{what}: no identity could be embedded")
+
+    def measure_motion(self, clip_rgb: NDArray[np.uint8], identity: IdentityTemplate, what: str) -> VideoMotion | None:
+        """Returns how much a clip, uint8 RGB [T, H, W, 3], moves, which sampled videos are compared with.
+
+        None where the link does not measure motion. Waits and raises like `embed_identity`.
+        """
+        if not self.measures_motion:
+            return None
+        options = self.config.score_options()
+        return self._ask(
+            lambda: self._client.score(clip_rgb, identity, options), f"{what}: its motion could not be measured"
+        ).motion
+
+    def _ask(self, call: Callable[[], T], fault: str) -> T:
+        """Returns the server's answer; raises RewardRejectedError that begins with `fault` where it is final."""
         patience = Patience(self.config)
         while True:
             try:
-                return self._client.embed_identity(chosen)
+                return call()
             except LikenessError as error:
                 if error.code not in TRANSIENT_CODES:
-                    raise RewardRejectedError(f"{what}: no identity could be embedded: {error}") from error
+                    raise RewardRejectedError(f"{fault}: {error}") from error
                 patience.wait_after(error)
 
     def open_group(
@@ -187,13 +207,16 @@ class RewardLink:
         num_videos: int,
         shape: tuple[int, int, int],
         options: ScoreOptions | None = None,
+        reference_motion: VideoMotion | None = None,
     ) -> GroupScoring:
         """Returns the line of one group of videos of shape (num_frames, height, width).
 
         Args:
             options: those of the recipe when not given.
+            reference_motion: what the videos' motion is compared with; their rewards then have that component too.
         """
-        return GroupScoring(self, identity, num_videos, shape, options or self.config.score_options())
+        options = options or self.config.score_options()
+        return GroupScoring(self, identity, num_videos, shape, options, reference_motion)
 
     def open_stream(self, identity: IdentityTemplate, options: ScoreOptions) -> VideoScoreStream:
         """Returns a stream that scores against one person."""
@@ -207,37 +230,6 @@ class RewardLink:
     def close(self) -> None:
         """Closes the connection."""
         self._client.close()
-
-
-class Patience:
-    """Exponential backoff between tries that gives up after the configured time without progress."""
-
-    def __init__(self, config: RewardConfig) -> None:
-        self._config = config
-        self._since: float | None = None
-        self._pause = config.first_backoff_s
-
-    def progress(self) -> None:
-        """Notes that the server answered: the clock and the pauses start again at the next failure."""
-        self._since = None
-        self._pause = self._config.first_backoff_s
-
-    def wait_after(self, error: LikenessError) -> None:
-        """Sleeps before the next try; raises when the error is final or patience is over."""
-        endpoint = self._config.endpoint
-        if error.code not in TRANSIENT_CODES:
-            raise RewardRejectedError(f"the reward server at {endpoint} refused: {error}") from error
-        if self._since is None:
-            self._since = time.monotonic()
-        away = time.monotonic() - self._since
-        if away + self._pause > self._config.give_up_after_s:
-            raise RewardUnavailableError(
-                f"the reward server at {endpoint} has not answered for {away:.0f} s ({error}); "
-                f"reward.give_up_after_s is {self._config.give_up_after_s:g}. Resume with --resume"
-            ) from error
-        logger.warning("reward server at %s is away (%s); trying again in %.1f s", endpoint, error, self._pause)
-        time.sleep(self._pause)
-        self._pause = min(self._pause * 2.0, 10.0)
 
 
 class GroupScoring:
@@ -254,8 +246,10 @@ class GroupScoring:
         num_videos: int,
         shape: tuple[int, int, int],
         options: ScoreOptions,
+        reference_motion: VideoMotion | None,
     ) -> None:
         num_frames, height, width = shape
+        self.reference_motion = reference_motion
         self._options = options
         self._link = link
         self._identity = identity
@@ -351,7 +345,8 @@ class _Attempt:
             index, position, frames = ready
             video, name = self._group._videos[index], str(index)
             if index not in sent:
-                self._stream.start_video(name, width=video.width, height=video.height, frame_count=video.num_frames)
+                motion = self._group.reference_motion
+                self._stream.start_video(name, video.width, video.height, video.num_frames, reference_motion=motion)
             self._stream.send_frames(name, position, frames)
             sent[index] = position + len(frames)
             if sent[index] == video.num_frames:

@@ -8,6 +8,7 @@ anything; a video is one decision per stochastic step and latent frame.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,9 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
     with progress.counting("preparing prompts", len(ranks.even_share(len(ready.dataset)))) as advance:
         prompts = prepare_prompts(model, link, ready.dataset, None, advance, ranks)
     evaluation = Evaluation(config, folder, link, model, ready.held_out, server.pack_name, progress, ranks)
+    evaluation.prepare()
+    if config.memory.drop_encoders:
+        model.drop_encoders()
     evaluation.before(start)
 
     retention = Retention(config.keep_checkpoints, config.keep_every)
@@ -88,9 +92,14 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
         progress.training(start, config.steps) as report_step,
         StopSignals() as stop,
     ):
+
+        def show(step: int, frames: NDArray[np.uint8]) -> None:
+            write_filmstrip(folder.samples / f"step-{step:06d}.png", frames)
+            writer.show(step, frames, config.data.fps)
+
         for step in range(start, config.steps):
             try:
-                metrics = train_step(config, step, model, learner, link, prompts, folder)
+                metrics = train_step(config, step, model, learner, link, prompts, show)
             except RewardUnavailableError:
                 checkpoint(step)
                 raise
@@ -100,7 +109,7 @@ def train(config: TrainConfig, ready: Preflight, resume: bool, progress: RunProg
             if learner.skipped_in_a_row >= config.max_skipped_steps:
                 checkpoint(done - learner.skipped_in_a_row)
                 raise NonFiniteRunError(non_finite_message(folder, learner.skipped_in_a_row, done, metrics))
-            stop.requested = max(ranks.gather(stop.requested))
+            stop.requested = max(ranks.gather(stop.received))
             due = done % config.checkpoint_every == 0 and not learner.skipped_in_a_row
             if due or done == config.steps or stop.requested:
                 checkpoint(done)
@@ -128,9 +137,13 @@ def train_step(
     learner: Learner,
     link: RewardLink,
     prompts: list[PreparedPrompt],
-    folder: RunFolder,
+    show: Callable[[int, NDArray[np.uint8]], None],
 ) -> dict[str, Any]:
-    """Makes one training step and returns its metrics; wall-clock values only under `seconds`."""
+    """Makes one training step and returns its metrics; wall-clock values only under `seconds`.
+
+    Args:
+        show: takes the number of the step and a sampled video, at steps that make a checkpoint, on rank 0.
+    """
     clock = PhaseClock()
     algorithm, ranks = config.algorithm, learner.ranks
     rows = rows_of_step(len(prompts), algorithm.groups_per_step, step, config.seed)
@@ -148,7 +161,7 @@ def train_step(
             feedback = backpropagate_rewards(model, link, chosen, algorithm, seed, weight, ranks)
     preview = rollouts[0].preview if rollouts else feedback.preview if feedback is not None else None
     if ranks.is_first and (step + 1) % config.checkpoint_every == 0 and preview is not None:
-        write_filmstrip(folder.samples / f"step-{step + 1:06d}.png", preview)
+        show(step + 1, preview)
     with clock.phase(REWARD), ranks.together():
         groups, fault = collect_rewards(rollouts, config)
     clock.note_reward_latency(sum(group.rollout.group.latency_s for group in groups))
@@ -283,7 +296,8 @@ def roll_out(
 ) -> Rollout:
     """Samples one group; each chunk of frames goes out as the VAE finishes it, while the next branch is computed."""
     algorithm = config.algorithm
-    group = link.open_group(prompt.identity, algorithm.group_size, (prompt.num_frames, prompt.height, prompt.width))
+    shape = (prompt.num_frames, prompt.height, prompt.width)
+    group = link.open_group(prompt.identity, algorithm.group_size, shape, reference_motion=prompt.reference_motion)
     preview: list[NDArray[np.uint8]] = []
 
     def send(sample: int, first_frame: int, frames: NDArray[np.uint8]) -> None:
@@ -348,7 +362,7 @@ def load_model(config: TrainConfig, ranks: Ranks) -> WanModule:
     """Returns the model on this rank's device; with sharding each rank keeps its part of the DiTs there."""
     device = ranks.device_of(config.model.device)
     first = "cpu" if ranks.sharded else device  # no GPU need hold all weights of a model that will be sharded
-    model = WanModule(config.model.model_copy(update={"device": first}), config.sampler, seed=config.seed)
+    model = WanModule(config.model.model_copy(update={"device": first}), config.sampler, config.seed, config.memory)
     if ranks.sharded:
         shard_experts(model, ranks.mesh(), device)
     return model

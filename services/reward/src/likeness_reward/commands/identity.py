@@ -9,6 +9,7 @@ import typer
 
 from likeness_reward.commands.options import (
     EndpointOption,
+    LetterboxOption,
     PackOption,
     SizeOption,
     ThreadsOption,
@@ -37,6 +38,7 @@ def embed(
     tls_key: TlsKeyOption = None,
     pack: PackOption = None,
     detector_size: SizeOption = None,
+    letterbox: LetterboxOption = None,
     threads: ThreadsOption = 1,
     pooling: Annotated[
         Literal["mean", "quality_weighted"], typer.Option(help="How the photos become one template.")
@@ -48,7 +50,7 @@ def embed(
     """
     keys = (token, token_file, tls, tls_ca, tls_cert, tls_key)
     connection = Connection(endpoint, *keys) if endpoint is not None else None
-    scorer = open_scorer(connection, pack, size_of(detector_size), threads)
+    scorer = open_scorer(connection, pack, size_of(detector_size), letterbox, threads)
     encoded = []
     for image in images:
         try:

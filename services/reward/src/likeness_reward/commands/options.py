@@ -1,7 +1,7 @@
 """What the commands share: options, exit codes, and how an error becomes one."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,6 +26,14 @@ SizeOption = Annotated[
     str | None,
     typer.Option(
         help="Detector input WIDTHxHEIGHT, multiples of 32. Default: the pack's pack.json, else 640x640.",
+        rich_help_panel=PACK,
+    ),
+]
+LetterboxOption = Annotated[
+    Literal["fit", "full"] | None,
+    typer.Option(
+        help="Leave out what a frame leaves empty of the detector's canvas (fit), or not (full), as InsightFace. "
+        "Default: the pack's pack.json, else fit.",
         rich_help_panel=PACK,
     ),
 ]

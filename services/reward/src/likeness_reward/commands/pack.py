@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from likeness_reward.commands.options import SizeOption, ThreadsOption, size_of
+from likeness_reward.commands.options import LetterboxOption, SizeOption, ThreadsOption, size_of
 from likeness_reward.extras import require_embedded_extra, require_triton_extra
 from likeness_reward.reporting import pack_report, repository_report
 
@@ -13,12 +13,13 @@ from likeness_reward.reporting import pack_report, repository_report
 def check(
     directory: Annotated[Path, typer.Argument(help="Folder of ONNX files.")],
     detector_size: SizeOption = None,
+    letterbox: LetterboxOption = None,
 ) -> None:
     """Name each network, its role and shapes, the detector size and the fingerprint; run both networks once."""
     require_embedded_extra("pack check")
     from likeness_reward.embedded import EmbeddedScorer
 
-    scorer = EmbeddedScorer(directory, detector_size=size_of(detector_size))
+    scorer = EmbeddedScorer(directory, detector_size=size_of(detector_size), letterbox=letterbox)
     scorer.check_networks()
     print(pack_report(scorer.pack, scorer.embedding_length))
 
@@ -42,6 +43,7 @@ def export_triton(
         bool, typer.Option("--gradients", help="Also write the recognizer's derivative, for FEATURE_CROP_GRADIENTS.")
     ] = False,
     detector_size: SizeOption = None,
+    letterbox: LetterboxOption = None,
 ) -> None:
     """Write a pack as a Triton model repository, for `serve --backend triton`.
 
@@ -52,5 +54,7 @@ def export_triton(
     from likeness_reward.pack.triton_repository import ExportOptions, export_repository
 
     options = ExportOptions(device, max_batch, precision, instances, threads, tensorrt, runtime, gradients)
-    repository = export_repository(load_pack(directory, detector_size=size_of(detector_size)), output, options)
+    repository = export_repository(
+        load_pack(directory, detector_size=size_of(detector_size), letterbox=letterbox), output, options
+    )
     print(repository_report(repository))

@@ -8,6 +8,7 @@ import typer
 
 from likeness_reward.commands.options import (
     EndpointOption,
+    LetterboxOption,
     PackOption,
     SizeOption,
     ThreadsOption,
@@ -104,6 +105,7 @@ def score(
     tls_key: TlsKeyOption = None,
     pack: PackOption = None,
     detector_size: SizeOption = None,
+    letterbox: LetterboxOption = None,
     threads: ThreadsOption = 1,
 ) -> None:
     """Print how much videos look like a person, from a pack in this process or from a server.
@@ -131,7 +133,7 @@ def score(
     )
     keys = (token, token_file, tls, tls_ca, tls_cert, tls_key)
     connection = Connection(endpoint, *keys) if endpoint is not None else None
-    scorer = open_scorer(connection, pack, size_of(detector_size), threads)
+    scorer = open_scorer(connection, pack, size_of(detector_size), letterbox, threads)
     person = identity_from_path(scorer, identity)
     motion = scorer.score(read_video(motion_reference), person).motion if motion_reference is not None else None
     at_once = concurrency or (VIDEOS_ON_A_STREAM if pack is None else cores_for(threads))

@@ -27,6 +27,14 @@ def serve(
             help="Detector input WIDTHxHEIGHT. Default: the pack's pack.json, else 640x640.", rich_help_panel=NETWORKS
         ),
     ] = None,
+    letterbox: Annotated[
+        Literal["fit", "full"] | None,
+        typer.Option(
+            help="Leave out what a frame leaves empty of the detector's canvas (fit), or not (full), as InsightFace. "
+            "Default: the pack's pack.json, else fit.",
+            rich_help_panel=NETWORKS,
+        ),
+    ] = None,
     provider: Annotated[
         Literal["cpu", "cuda"] | None,
         typer.Option(help="Where the networks run; no silent fallback. Default cpu.", rich_help_panel=NETWORKS),

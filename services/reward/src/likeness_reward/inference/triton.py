@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +56,17 @@ class OutputTensor:
     """A float32 output."""
 
     name: str
-    row: tuple[int, ...]
-    """Shape of one image's part."""
+    row: tuple[int | None, ...]
+    """Shape of one image's part; None where it depends on the size of the image."""
+
+    def with_rows(self, count: int) -> "OutputTensor":
+        """Returns the output for images that give `count` rows."""
+        return OutputTensor(self.name, (count, *self.row[1:]))
 
     def shape(self, count: int) -> tuple[int, ...]:
         """Returns the shape for so many images."""
-        return (count, *self.row)
+        assert None not in self.row  # with_rows has been asked
+        return (count, *(size for size in self.row if size is not None))
 
     def byte_size(self, count: int) -> int:
         """Returns the size for so many images."""
@@ -212,7 +217,9 @@ class TritonConnection:
             request_output.set_shared_memory(region.name, output.byte_size(count), offset)
             places.append(offset)
             offset += output.byte_size(count)
-        self._wait(model, given, requested)
+        result = self._wait(model, given, requested)
+        for output in outputs:
+            check_shape(result.get_output(output.name).shape, model, output, count)
         return [region.read(output.shape(count), place) for output, place in zip(outputs, places, strict=True)]
 
     def _time_left_s(self) -> float:
@@ -265,14 +272,24 @@ class TritonConnection:
 class TritonSession:
     """One of the models on Triton that take images alone."""
 
-    def __init__(self, connection: TritonConnection, model: str) -> None:
-        """Reads the model's configuration. Raises InvalidRepository unless `pack export-triton` wrote it."""
+    def __init__(
+        self,
+        connection: TritonConnection,
+        model: str,
+        rows_of: Callable[[int, tuple[int, int]], Sequence[int]] | None = None,
+    ) -> None:
+        """Reads the model's configuration. Raises InvalidRepository unless `pack export-triton` wrote it.
+
+        A model that takes images of several sizes needs `rows_of`: how many rows each of its outputs has, from their
+        number and the (width, height) of an image.
+        """
         config = connection.model_config(model)
         self._connection, self._model = connection, model
         self._max_batch: int = config.max_batch_size
         self.parameters = parameters_of(config, model, connection.url)
-        self._input = TensorSpec(IMAGES, (None, *config.input[0].dims))
-        self._outputs = [OutputTensor(output.name, tuple(output.dims)) for output in config.output]
+        self._rows_of = rows_of
+        self._input = TensorSpec(IMAGES, (None, *free_axes(config.input[0].dims)))
+        self._outputs = [OutputTensor(output.name, free_axes(output.dims)) for output in config.output]
 
     @property
     def input(self) -> TensorSpec:
@@ -291,8 +308,21 @@ class TritonSession:
         """
         images = np.ascontiguousarray(images_rgb)
         batches = [images[start : start + self._max_batch] for start in range(0, len(images), self._max_batch)]
-        parts = [self._connection.infer(self._model, {IMAGES: batch}, self._outputs) for batch in batches]
+        outputs = self._outputs_for((images.shape[2], images.shape[1]))
+        parts = [self._connection.infer(self._model, {IMAGES: batch}, outputs) for batch in batches]
         return parts[0] if len(parts) == 1 else [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+
+    def _outputs_for(self, size: tuple[int, int]) -> list[OutputTensor]:
+        """Returns the outputs for images of `size` (width, height)."""
+        if self._rows_of is None or self._input.shape[1] is not None:
+            return self._outputs
+        rows = self._rows_of(len(self._outputs), size)
+        return [output.with_rows(count) for output, count in zip(self._outputs, rows, strict=True)]
+
+
+def free_axes(dims: Sequence[int]) -> tuple[int | None, ...]:
+    """Returns the sizes of config.pbtxt, None for an axis of any size."""
+    return tuple(size if size > 0 else None for size in dims)
 
 
 class TritonRecognizerGradient:
@@ -337,10 +367,15 @@ def parameters_of(config: model_config_pb2.ModelConfig, model: str, url: str) ->
 def checked(result: InferResult, model: str, output: OutputTensor, count: int) -> NDArray[Any]:
     """Returns an output sent as bytes. Raises InferenceFailed when it is missing or has another shape."""
     found = result.as_numpy(output.name)
-    if found is None or found.shape != output.shape(count):
-        shape = None if found is None else list(found.shape)
-        raise InferenceFailed(f"model {model} gave {output.name} {shape}, expected {list(output.shape(count))}")
+    check_shape(() if found is None else found.shape, model, output, count)
+    assert found is not None
     return found
+
+
+def check_shape(found: Sequence[int], model: str, output: OutputTensor, count: int) -> None:
+    """Raises InferenceFailed when the output for `count` images has another shape than it should."""
+    if tuple(found) != output.shape(count):
+        raise InferenceFailed(f"model {model} gave {output.name} {list(found)}, expected {list(output.shape(count))}")
 
 
 def is_transient(error: InferenceServerException) -> bool:

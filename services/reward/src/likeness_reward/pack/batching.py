@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from likeness_reward.errors import InvalidPack
-from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, STRIDES_BY_OUTPUT_COUNT
+from likeness_reward.face.detector import INPUT_MEAN, INPUT_STD, STRIDES_BY_OUTPUT_COUNT, anchor_counts
 from likeness_reward.inference.onnxruntime import SEVERITY_ERROR, load_session
 from likeness_reward.inference.served_models import IMAGES
 from likeness_reward.pack.pack import Network, Pack
@@ -41,29 +41,34 @@ class BatchedNetwork:
     model: bytes
     """The ONNX file."""
     image_shape: tuple[int, int, int]
-    """H, W, 3."""
+    """H, W, 3: of the largest image."""
     outputs: Mapping[str, tuple[int, ...]]
-    """Name -> shape without the batch."""
+    """Name -> shape without the batch, for the largest image."""
+    least_side: int | None
+    """Sides may be any multiples of this, up to the largest; None where only the largest image is taken."""
     largest_difference: float
     """To the pack's network on the same images, one by one."""
 
 
 def batched_detector(pack: Pack, precision: Precision = "fp32") -> BatchedNetwork:
-    """Returns the pack's SCRFD with a batch axis, for images of the pack's detector size.
+    """Returns the pack's SCRFD with a batch axis, for images of the detector size and, with letterbox fit, less.
 
     Outputs: `scores_S` [K, 1], `boxes_S` [K, 4], `landmarks_S` [K, 10] for each stride S.
     Raises InvalidPack when the graph has another form or the batch changes its numbers.
     """
-    strides, anchors = STRIDES_BY_OUTPUT_COUNT[len(pack.detector.outputs)]
+    strides, _ = STRIDES_BY_OUTPUT_COUNT[len(pack.detector.outputs)]
     width, height = pack.detector_config.size
-    outputs = {
-        f"{kind}_{stride}": (width // stride * (height // stride) * anchors, columns)
+    names = [
+        (f"{kind}_{stride}", columns)
         for kind, columns in (("scores", 1), ("boxes", 4), ("landmarks", 10))
         for stride in strides
-    }
+    ]
+    counts = anchor_counts(len(names), (width, height))
+    outputs = {name: (count, columns) for (name, columns), count in zip(names, counts, strict=True)}
     model = load_model(pack.detector.path)
     add_batch_axis(model.graph, pack.detector)
-    return finish(model, pack.detector, precision, (height, width, 3), (INPUT_MEAN, INPUT_STD), outputs)
+    least_side = strides[-1] if pack.detector_config.letterbox == "fit" else None
+    return finish(model, pack.detector, precision, (height, width, 3), (INPUT_MEAN, INPUT_STD), outputs, least_side)
 
 
 def batched_recognizer(pack: Pack, precision: Precision = "fp32") -> BatchedNetwork:
@@ -136,6 +141,7 @@ def finish(
     image_shape: tuple[int, int, int],
     normalization: tuple[float, float],
     outputs: Mapping[str, tuple[int, ...]],
+    least_side: int | None = None,
 ) -> BatchedNetwork:
     """Returns a network whose outputs already keep the batch, with new inputs and names, compared with the original."""
     graph = model.graph
@@ -151,8 +157,11 @@ def finish(
         model = convert_float_to_float16(model, keep_io_types=True)
     take_uint8_images(model.graph, name_input, sides, normalization)
     data = model.SerializeToString()
-    difference = compare_with_original(data, network, image_shape, normalization, TOLERANCE[precision])
-    return BatchedNetwork(data, image_shape, outputs, difference)
+    shapes = [image_shape] if least_side is None else [image_shape, (least_side, *image_shape[1:])]
+    difference = max(
+        compare_with_original(data, network, shape, normalization, TOLERANCE[precision]) for shape in shapes
+    )
+    return BatchedNetwork(data, image_shape, outputs, least_side, difference)
 
 
 def set_outputs(graph: onnx.GraphProto, outputs: Mapping[str, tuple[int, ...]]) -> None:

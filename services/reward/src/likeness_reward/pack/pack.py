@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from likeness_reward.errors import InvalidPack
-from likeness_reward.face.detector import STRIDES_BY_OUTPUT_COUNT, DetectorConfig
+from likeness_reward.face.detector import STRIDES_BY_OUTPUT_COUNT, DetectorConfig, LetterboxKind
 from likeness_reward.face.recognizer import RecognizerConfig
 from likeness_reward.inference.session import TensorSpec
 
@@ -32,7 +32,9 @@ class PackFile(BaseModel):
     name: str | None = None
     """Name of the pack; default the folder's."""
     detector_size: tuple[int, int] | None = None
-    """Width and height of the detector's input, pixels; default 640x640."""
+    """Width and height of the detector's canvas, pixels; default 640x640."""
+    letterbox: LetterboxKind | None = None
+    """fit or full, see DetectorConfig; default fit where the network takes images of any size."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,10 @@ class Pack(PackDescription):
     recognizer: Network
 
 
-def load_pack(directory: Path, *, detector_size: tuple[int, int] | None = None) -> Pack:
-    """Returns the pack in a folder. `detector_size` (width, height) overrides pack.json's.
+def load_pack(
+    directory: Path, *, detector_size: tuple[int, int] | None = None, letterbox: LetterboxKind | None = None
+) -> Pack:
+    """Returns the pack in a folder. `detector_size` (width, height) and `letterbox` override pack.json's.
 
     The roles are InsightFace's: five outputs or more detect, a square input recognises, the first by file name wins.
     Raises InvalidPack naming the file, what was found and what is expected.
@@ -80,7 +84,9 @@ def load_pack(directory: Path, *, detector_size: tuple[int, int] | None = None) 
     recognizer = network_of(networks, "recognizer", directory)
     check_detector(detector)
     check_recognizer(recognizer)
-    detector_config = detector_config_of(detector, detector_size or settings.detector_size)
+    detector_config = detector_config_of(
+        detector, detector_size or settings.detector_size, letterbox or settings.letterbox
+    )
     mean, std = (0.0, 1.0) if recognizer.normalises_itself else (127.5, 127.5)
     recognizer_config = RecognizerConfig(input_mean=mean, input_std=std)
     return Pack(
@@ -206,7 +212,9 @@ def check_image_input(network: Network) -> None:
         raise InvalidPack(message, file=network.path.name, found=network.input)
 
 
-def detector_config_of(network: Network, size: tuple[int, int] | None) -> DetectorConfig:
+def detector_config_of(
+    network: Network, size: tuple[int, int] | None, letterbox: LetterboxKind | None
+) -> DetectorConfig:
     """Returns the detector's settings. A size fixed in the graph wins; asking for another raises InvalidPack."""
     height, width = network.input.shape[2:]
     fixed = (width, height) if width is not None and height is not None else None
@@ -215,9 +223,13 @@ def detector_config_of(network: Network, size: tuple[int, int] | None) -> Detect
             f"{network.path.name} takes only {fixed[0]}x{fixed[1]}; the detector size asked for is {size[0]}x{size[1]}"
         )
         raise InvalidPack(message, file=network.path.name)
+    if fixed is not None and letterbox == "fit":
+        message = f"{network.path.name} takes only {fixed[0]}x{fixed[1]}; the letterbox fit needs other sizes as well"
+        raise InvalidPack(message, file=network.path.name)
+    kind = letterbox or ("fit" if fixed is None else "full")
     wanted = fixed or size
     try:
-        return DetectorConfig() if wanted is None else DetectorConfig(size=wanted)
+        return DetectorConfig(letterbox=kind) if wanted is None else DetectorConfig(size=wanted, letterbox=kind)
     except ValidationError as error:
         raise InvalidPack(f"{network.path.name}: {error.errors()[0]['msg']}", file=network.path.name) from error
 

@@ -33,6 +33,8 @@ Runtime = Literal["onnxruntime", "python"]
 
 MODEL_FILE = "model.onnx"
 VERSION_FOLDER = "1"
+FREE = -1
+"""What config.pbtxt says for an axis of any size."""
 TENSORRT_WORKSPACE_BYTES = 2**30
 
 
@@ -124,10 +126,7 @@ def exported_model(name: str, source: Network, network: BatchedNetwork | Gradien
     return ExportedModel(
         name,
         source.path,
-        ", ".join(
-            f"{tensor} {'uint8' if tensor == IMAGES else 'float32'} {shape_text(shape)}"
-            for tensor, shape in inputs_of(network).items()
-        ),
+        input_text(network),
         tuple(f"{output} float32 {shape_text(shape)}" for output, shape in network.outputs.items()),
         network.largest_difference,
     )
@@ -137,6 +136,16 @@ def inputs_of(network: BatchedNetwork | GradientNetwork) -> dict[str, tuple[int,
     """Returns name -> shape without the batch: images, and templates where there are gradients."""
     templates = {TEMPLATES: (network.embedding_length,)} if isinstance(network, GradientNetwork) else {}
     return {IMAGES: network.image_shape, **templates}
+
+
+def type_of_input(tensor: str) -> model_config_pb2.DataType:
+    """Returns Triton's name of a type."""
+    return model_config_pb2.TYPE_UINT8 if tensor == IMAGES else model_config_pb2.TYPE_FP32
+
+
+def least_side_of(network: BatchedNetwork | GradientNetwork) -> int | None:
+    """Returns the least side of images, of which their sides are multiples; None where there is one size."""
+    return network.least_side if isinstance(network, BatchedNetwork) else None
 
 
 def parameters_of(
@@ -157,6 +166,16 @@ def hash_at(network: Network, precision: Precision) -> str:
 def shape_text(shape: tuple[int, ...]) -> str:
     """Returns "[N, 640, 640, 3]" of (640, 640, 3)."""
     return f"[N, {', '.join(map(str, shape))}]"
+
+
+def input_text(network: BatchedNetwork | GradientNetwork) -> str:
+    """Returns "images_rgb uint8 [N, 640, 640, 3]" and so on, and which other sizes are taken."""
+    text = ", ".join(
+        f"{tensor} {'uint8' if tensor == IMAGES else 'float32'} {shape_text(shape)}"
+        for tensor, shape in inputs_of(network).items()
+    )
+    side = least_side_of(network)
+    return text if side is None else f"{text}, or less in steps of {side}"
 
 
 def check_target(directory: Path) -> None:
@@ -201,14 +220,13 @@ def model_config(
 ) -> model_config_pb2.ModelConfig:
     """Returns a model's config.pbtxt."""
     config = model_config_pb2.ModelConfig(name=name, max_batch_size=options.max_batch)
-    kinds_of_input = {
-        tensor: model_config_pb2.TYPE_UINT8 if tensor == IMAGES else model_config_pb2.TYPE_FP32
-        for tensor in inputs_of(network)
-    }
+    fixed = least_side_of(network) is None
     for tensor, shape in inputs_of(network).items():
-        config.input.add(name=tensor, data_type=kinds_of_input[tensor], dims=shape)
+        dims = shape if fixed else (FREE, FREE, shape[-1])
+        config.input.add(name=tensor, data_type=type_of_input(tensor), dims=dims)
     for output, shape in network.outputs.items():
-        config.output.add(name=output, data_type=model_config_pb2.TYPE_FP32, dims=shape)
+        dims = shape if fixed else (FREE, *shape[1:])
+        config.output.add(name=output, data_type=model_config_pb2.TYPE_FP32, dims=dims)
     if options.runtime == "python":
         config.backend = "python"
     else:
@@ -218,12 +236,7 @@ def model_config(
     kind = kinds.KIND_GPU if options.device == "cuda" else kinds.KIND_CPU
     config.instance_group.add(kind=kind, count=options.instances)
     set_batching(config, options.max_batch)
-    for batch in sorted({1, options.max_batch}):
-        warmup = config.model_warmup.add(name=f"batch of {batch}", batch_size=batch)
-        for tensor, shape in inputs_of(network).items():
-            zeros = warmup.inputs[tensor]
-            zeros.data_type, zeros.zero_data = kinds_of_input[tensor], True
-            zeros.dims[:] = shape
+    add_warmups(config, network, options.max_batch)
     if options.device == "cpu":
         config.parameters["intra_op_thread_count"].string_value = str(options.threads)
     if options.tensorrt:
@@ -231,6 +244,22 @@ def model_config(
     for key, value in parameters.model_dump().items():
         config.parameters[key].string_value = value
     return config
+
+
+def add_warmups(
+    config: model_config_pb2.ModelConfig, network: BatchedNetwork | GradientNetwork, max_batch: int
+) -> None:
+    """Lets Triton run the least and the greatest input before it is ready."""
+    greatest, side = inputs_of(network), least_side_of(network)
+    least = greatest if side is None else {tensor: (side, side, shape[-1]) for tensor, shape in greatest.items()}
+    ends = [(1, least), (max_batch, greatest)]
+    for batch, shapes in ends[:1] if ends[0] == ends[1] else ends:
+        height, width = shapes[IMAGES][:2]
+        warmup = config.model_warmup.add(name=f"{batch} of {width}x{height}", batch_size=batch)
+        for tensor, shape in shapes.items():
+            zeros = warmup.inputs[tensor]
+            zeros.data_type, zeros.zero_data = type_of_input(tensor), True
+            zeros.dims[:] = shape
 
 
 def set_batching(config: model_config_pb2.ModelConfig, max_batch: int) -> None:

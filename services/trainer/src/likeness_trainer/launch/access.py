@@ -36,16 +36,15 @@ def open_cluster(
         contexts, active = config.list_kube_config_contexts(config_file=files)
     except config.ConfigException as error:
         if kubeconfig is not None or context is not None or not (service_account / "token").is_file():
-            raise ClusterUnreachableError(f"no cluster: {str(error).rstrip('.')}. Give one with --kubeconfig") from error
+            told = str(error).rstrip(".")
+            raise ClusterUnreachableError(f"no cluster in {files}: {told}. Give one with --kubeconfig") from error
         return _around_this_pod(settings, namespace, service_account)
     names = [each["name"] for each in contexts]
     if context is not None and context not in names:
         raise ClusterUnreachableError(f"the kubeconfig has no context {context!r}; it has {', '.join(names)}")
     chosen = active if context is None else next(each for each in contexts if each["name"] == context)
     try:
-        config.load_kube_config(
-            config_file=files, context=context, client_configuration=settings, persist_config=False
-        )
+        config.load_kube_config(config_file=files, context=context, client_configuration=settings, persist_config=False)
     except config.ConfigException as error:
         raise ClusterUnreachableError(f"the kubeconfig cannot be used: {error}") from error
     return Cluster(client.ApiClient(settings), namespace or chosen["context"].get("namespace") or "default")

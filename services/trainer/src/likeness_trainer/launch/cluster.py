@@ -36,6 +36,10 @@ class Cluster:
     api: client.ApiClient
     namespace: str
 
+    def command(self, name: str, run: str = "", options: str = "") -> str:
+        """Returns a command of `likeness-trainer` for a run of this namespace, to be shown to a person."""
+        return " ".join(filter(None, ("likeness-trainer", name, run, options, f"--namespace {self.namespace}")))
+
     def create(self, manifests: list[Manifest]) -> Manifest:
         """Creates a Job or JobSet and the objects that belong to it, and returns it.
 
@@ -72,7 +76,7 @@ class Cluster:
             if found is not None and labels_of(found).get("app.kubernetes.io/managed-by") == MANAGER:
                 return found
         raise errors.NoSuchObjectError(
-            f"there is no run {name} in namespace {self.namespace}; `likeness-trainer list` names those that there are"
+            f"there is no run {name} in namespace {self.namespace}; `{self.command('list')}` names those that there are"
         )
 
     def runs(self) -> list[Manifest]:
@@ -163,7 +167,7 @@ class Cluster:
             name = workload["metadata"]["name"]
             raise errors.ClusterError(
                 f"{cause or 'interrupted'}; and {workload['kind']} {name} could not be taken back ({error}): remove it "
-                f"with `likeness-trainer cancel {name}`"
+                f"with `{self.command('cancel', name)}`"
             ) from cause
 
     def _apply(self, manifest: Manifest, dry_run: str | None = None) -> tuple[Manifest, bool]:
@@ -194,7 +198,7 @@ class Cluster:
         if labels_of(workload).get("app.kubernetes.io/managed-by") == MANAGER:
             return errors.AlreadyExistsError(
                 f"there is a run {name} in namespace {self.namespace} already. Choose another --name, or remove it "
-                f"with `likeness-trainer cancel {name}`: its folder stays, and a new run of that name goes on with it"
+                f"with `{self.command('cancel', name)}`: its folder stays, and a new run of that name goes on with it"
             )
         return errors.AlreadyExistsError(
             f"there is a {kind} {name} in namespace {self.namespace} that likeness-trainer did not make. "

@@ -105,22 +105,23 @@ def logs(arguments: argparse.Namespace) -> None:
         return
     pod = newest(cluster.pods(arguments.name), arguments.index)
     if pod is None:
-        raise errors.NoSuchObjectError(f"run {arguments.name} has no pod {arguments.index} yet; see `likeness-trainer "
-                                       f"status {arguments.name}`")  # fmt: skip
+        raise errors.NoSuchObjectError(f"run {arguments.name} has no pod {arguments.index} yet; see "
+                                       f"`{cluster.command('status', arguments.name)}`")  # fmt: skip
     for line in _log(cluster, pod["metadata"]["name"], arguments.tail):
         print(line)
 
 
 def cancel(arguments: argparse.Namespace) -> None:
     """Deletes a run; with --wait returns when its pods are gone. Raises ClusterError."""
+    from likeness_trainer.launch.states import state_of
+
     cluster = _open(arguments)
     workload = cluster.find(arguments.name)
     cluster.delete(workload)
     grace_s = job_spec(workload)["template"]["spec"].get("terminationGracePeriodSeconds", 30)
-    _say(
-        f"run {arguments.name} is deleted from namespace {cluster.namespace}; its pods have {grace_s} seconds to "
-        "write a checkpoint, and its folder stays"
-    )
+    is_over = state_of(workload, None) in {"ended", "failed"}
+    rest = "its folder stays" if is_over else f"its pods have {grace_s} seconds to write a checkpoint; its folder stays"
+    _say(f"run {arguments.name} is deleted from namespace {cluster.namespace}; {rest}")
     if not arguments.wait:
         return
     deadline = time.monotonic() + grace_s + 60
@@ -189,12 +190,11 @@ def _follow(cluster: Cluster, workload: Manifest, start_timeout_s: float, index:
 
 
 def _how_to_go_on(cluster: Cluster, name: str) -> str:
-    where = f"--namespace {cluster.namespace}"
     return (
         f"run {name} goes on in the cluster\n"
-        f"  likeness-trainer logs {name} --follow {where}    attach to it again\n"
-        f"  likeness-trainer status {name} {where}\n"
-        f"  likeness-trainer cancel {name} {where}    end it, with a checkpoint"
+        f"  {cluster.command('logs', name, '--follow')}    attach to it again\n"
+        f"  {cluster.command('status', name)}\n"
+        f"  {cluster.command('cancel', name)}    end it, with a checkpoint"
     )
 
 

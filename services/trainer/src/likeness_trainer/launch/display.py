@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Self
 
@@ -21,9 +22,10 @@ class Display:
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
+            # Lines for the same terminal appear above the bar; those for a file must not be sent to the terminal.
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
-                console=self._console, transient=True,
+                console=self._console, transient=True, redirect_stdout=sys.stdout.isatty(),
             )  # fmt: skip
             self._bar.start()
         return self

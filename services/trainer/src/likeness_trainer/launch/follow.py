@@ -166,8 +166,8 @@ class Follower:
             causes = "\n  ".join(found) or "no cause was told"
             raise errors.PodsCannotStartError(
                 f"the pods of run {self._name} have not all started in {self._start_timeout_s:g} seconds:\n  {causes}\n"
-                f"The job stays. Wait on with `likeness-trainer logs {self._name} --follow`, or remove it with "
-                f"`likeness-trainer cancel {self._name}`"
+                f"The job stays. Wait on with `{self._cluster.command('logs', self._name, '--follow')}`, or remove it "
+                f"with `{self._cluster.command('cancel', self._name)}`"
             )
 
     def _last_words(self, ended: Verdict) -> Verdict:

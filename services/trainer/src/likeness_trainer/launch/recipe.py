@@ -89,6 +89,7 @@ def _model_paths(config: TrainConfig) -> Iterator[str]:
     for value in paths.values() if isinstance(paths, dict) else [paths] if isinstance(paths, str) else paths:
         yield from [value] if isinstance(value, str) else value
     yield config.model.tokenizer_path
+    yield from (lora.path for lora in config.model.base_loras)
 
 
 def _data_paths(config: TrainConfig) -> Iterator[str]:

@@ -15,8 +15,8 @@ from likeness_trainer.launch import errors
 TRANSIENT = frozenset({429, 500, 502, 503, 504})
 """Answers after which the same request may succeed."""
 RIGHTS = (
-    "create, delete, get, list, patch and watch jobs; create, get and patch configmaps and services; "
-    "get, list and watch pods; list and watch events; get pods/log"
+    "create, delete, get, list, patch and watch jobs; create and patch configmaps and services; get, list and watch "
+    "pods; list and watch events; get pods/log (docs/submit.md has it)"
 )
 
 

@@ -136,7 +136,7 @@ def _backpropagate_prompt(
     """
     options = feedback_options(link.config.score_options(), algorithm, link.config.gradient_encoding)
     shape = (prompt.num_frames, prompt.height, prompt.width)
-    group = link.open_group(prompt.identity, algorithm.feedback.samples, shape, options)
+    group = link.open_group(prompt.identity, algorithm.feedback.samples, shape, options, prompt.reference_motion)
     video, preview, fault = _sample(model, prompt, group, algorithm, seed)
     mine.preview = preview if mine.preview is None else mine.preview
     mine.fault = next((found for found in ranks.gather(fault) if found is not None), None)

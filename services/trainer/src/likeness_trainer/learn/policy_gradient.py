@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from likeness_reward.domain import MOTION_COMPONENT
 from likeness_trainer.learn.advantage import Baseline, Credit, Scale
 from likeness_trainer.learn.feedback_config import AlgorithmName, RewardFeedbackConfig
 
@@ -37,7 +38,8 @@ class PolicyGradientConfig(BaseModel):
     window: WindowKind = "all"
     """Sample and train every stochastic step of the window, or one drawn at random in each iteration."""
     reward_weights: dict[str, float] = Field({"identity": 1.0}, min_length=1)
-    """Components of the reward and their weights; each is normalised in its group before it is weighted."""
+    """Components of the reward and their weights; each is normalised in its group before it is weighted. `motion`
+    is measured against the clip of the row; weight 0 logs it without training on it."""
     credit: Credit = "latent_frame"
     """Compare whole videos, or each latent frame with the same latent frame of the group."""
     baseline: Baseline = "mean"
@@ -55,6 +57,11 @@ class PolicyGradientConfig(BaseModel):
     kl_target: float | None = Field(None, gt=0)
     """Divergence to keep: the weight starts at kl_weight and is adapted after each step. Not set: it is constant."""
 
+    @property
+    def measures_motion(self) -> bool:
+        """Whether videos are compared with the motion of their row's clip; with weight 0 it is measured only."""
+        return MOTION_COMPONENT in self.reward_weights
+
     @model_validator(mode="after")
     def _a_target_needs_a_weight_to_adapt(self) -> PolicyGradientConfig:
         if self.kl_target is not None and self.kl_weight == 0:
@@ -67,7 +74,7 @@ class PolicyGradientConfig(BaseModel):
             return self
         if self.updates_per_rollout != 1:
             raise ValueError(f"updates_per_rollout is {self.updates_per_rollout}; with name {self.name} it must be 1")
-        if self.reward_weights.get("motion", 0.0) != 0.0:
+        if self.reward_weights.get(MOTION_COMPONENT, 0.0) != 0.0:
             raise ValueError(f"reward_weights weighs motion, which has no gradient: name {self.name} needs it to be 0")
         if self.name == "reward_feedback" and self.kl_target is not None:
             raise ValueError("kl_target adapts the policy gradient's kl_weight; reward_feedback has feedback.kl_weight")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from likeness_reward.domain import IdentityTemplate
+from likeness_reward.domain import IdentityTemplate, VideoMotion
 from likeness_trainer.data.dataset import Dataset, VideoExample
 from likeness_trainer.ranks import Ranks
 from likeness_trainer.reward_link import RewardLink
@@ -22,6 +22,8 @@ class PreparedPrompt:
     conditioning: Conditioning
     """On the CPU."""
     identity: IdentityTemplate
+    reference_motion: VideoMotion | None
+    """Of the clip of the row; None where the run does not measure motion."""
     num_frames: int
     height: int
     width: int
@@ -51,5 +53,7 @@ def prepare_prompts(
 def _prepare(model: WanModule, link: RewardLink, example: VideoExample) -> PreparedPrompt:
     size = (example.num_frames, example.height, example.width)
     conditioning = model.encode(example.prompt, example.first_frame, *size).to("cpu")
-    identity = link.embed_identity(list(example.reference_frames), what=f"row {example.row} of the data set")
-    return PreparedPrompt(example.row, example.prompt, conditioning, identity, *size)
+    what = f"row {example.row} of the data set"
+    identity = link.embed_identity(list(example.reference_frames), what)
+    motion = link.measure_motion(example.reference_frames, identity, what)
+    return PreparedPrompt(example.row, example.prompt, conditioning, identity, motion, *size)

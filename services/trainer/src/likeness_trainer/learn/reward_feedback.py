@@ -8,12 +8,14 @@ the pixel range count as the identity.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from likeness_reward.domain import ScoreOptions, VideoReward
@@ -58,10 +60,12 @@ def sample_in_graph(
     Raises:
         NonFiniteFramesError: a pixel is NaN or infinite.
     """
-    latents, kl = _window_in_graph(model, conditioning, noise, config)
     chunks: list[Tensor] = []
     first_frame = 0
-    for chunk in decode_latent_frames(model.pipe.vae, latents, checkpointing=_checkpoints(model)):
+    offload = _checkpoints(model) and model.config.use_gradient_checkpointing_offload
+    with save_on_cpu() if offload else nullcontext():
+        latents, kl = window_in_graph(model, conditioning, noise, config)
+    for chunk in decode_latent_frames(model.pipe.vae, latents, _checkpoints(model), offload):
         for row, frames in enumerate(to_uint8_rgb(chunk.detach())):
             sink(row, first_frame, frames)
         first_frame += chunk.shape[2]
@@ -69,7 +73,7 @@ def sample_in_graph(
     return FeedbackVideo(torch.cat(chunks, dim=2), kl)
 
 
-def _window_in_graph(
+def window_in_graph(
     model: WanModule, conditioning: Conditioning, noise: Tensor, config: RewardFeedbackConfig
 ) -> tuple[Tensor, Tensor]:
     """Returns the final latents [B, C, T, h, w] and the divergence [B], both with the graph of the window's steps."""

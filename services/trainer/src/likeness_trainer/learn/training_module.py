@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from likeness_reward.domain import GradientEncoding, IdentityTemplate, ScoreOptions, VideoReward
+from likeness_reward.domain import GradientEncoding, IdentityTemplate, ScoreOptions, VideoMotion, VideoReward
 from likeness_trainer.learn.credit import group_scores, weighted_advantages
 from likeness_trainer.learn.feedback_config import AlgorithmName, RewardFeedbackConfig
 from likeness_trainer.learn.policy_gradient import PolicyGradientConfig
@@ -23,7 +23,7 @@ from likeness_trainer.learn.reward_feedback import feedback_options, sample_in_g
 from likeness_trainer.learn.rollout import sample_group, send_decoded
 from likeness_trainer.learn.seeds import gaussian_noise
 from likeness_trainer.learn.update import ScoredTrajectory, objective_terms
-from likeness_trainer.wan.model_config import WanModelConfig
+from likeness_trainer.wan.model_config import BaseLora, WanModelConfig
 from likeness_trainer.wan.model_files import ModelPaths
 from likeness_trainer.wan.module import Conditioning, WanModule
 from likeness_trainer.wan.sampler_config import GuidanceScale, SamplerConfig
@@ -35,7 +35,12 @@ class RewardScorer(Protocol):
     def embed_identity(self, images: list[NDArray[np.uint8]]) -> IdentityTemplate: ...
 
     def score(
-        self, frames_rgb: NDArray[np.uint8], identity: IdentityTemplate, options: ScoreOptions | None = None
+        self,
+        frames_rgb: NDArray[np.uint8],
+        identity: IdentityTemplate,
+        options: ScoreOptions | None = None,
+        *,
+        reference_motion: VideoMotion | None = None,
     ) -> VideoReward: ...
 
 
@@ -52,6 +57,8 @@ class ModuleOptions(BaseModel):
     """`auto` takes CUDA when there is one."""
     lora_alpha: float | None = None
     """Scale of the adapters times their rank; the rank when not set."""
+    base_loras: list[BaseLora] = []
+    """LoRA files merged into the base, also as mappings of path, expert and strength."""
     use_gradient_checkpointing_offload: bool = False
     """Keep gradient checkpoints in CPU memory."""
     shift: float = 5.0
@@ -210,7 +217,8 @@ class WanTrainingModule(WanModule):
         for trajectory, latents in groups:
             trajectories.append(trajectory)
             send_decoded(self, latents, trajectory.samples, keep)
-        rewards = [self.scorer.score(video, identity, self.score_options) for video in videos]
+        motion = self._reference_motion(example, identity)
+        rewards = [self.scorer.score(v, identity, self.score_options, reference_motion=motion) for v in videos]
         advantages = weighted_advantages(
             group_scores(rewards, self.algorithm, self.options.no_face_value), self.algorithm
         )
@@ -224,6 +232,12 @@ class WanTrainingModule(WanModule):
             loss, kl_loss = loss + term, kl_loss + kl
         face_score = torch.tensor([reward.value for reward in rewards], device=self.device).mean()
         return loss, face_score, kl_loss
+
+    def _reference_motion(self, example: _Example, identity: IdentityTemplate) -> VideoMotion | None:
+        """Returns how much the example's video moves, where the reward weighs that."""
+        if not self.algorithm.measures_motion:
+            return None
+        return self.scorer.score(example.frames, identity, self.score_options).motion
 
     def _reward_feedback(self, example: _Example) -> tuple[Tensor, Tensor, Tensor]:
         """One video, its reward differentiated; the video's first frame is no part of its identity, as published."""

@@ -31,6 +31,16 @@ def whole_window(schedule: EulerSchedule) -> Window:
     return Window(tuple(schedule.stochastic_steps), tuple(schedule.window))
 
 
+def windows_of(schedule: EulerSchedule, kind: WindowKind) -> list[Window]:
+    """Returns the windows that an iteration can have, all equally likely.
+
+    `all`: one, see `whole_window`. `one`: one for each stochastic step.
+    """
+    if kind == "all":
+        return [whole_window(schedule)]
+    return [Window((step,), (step,)) for step in schedule.stochastic_steps]
+
+
 def window_of(schedule: EulerSchedule, kind: WindowKind, seed: int, step: int) -> Window:
     """Returns the window of a training step; the same on every rank and in a resumed run.
 
@@ -42,8 +52,7 @@ def window_of(schedule: EulerSchedule, kind: WindowKind, seed: int, step: int) -
         seed: seed of the run.
         step: 0-based training step.
     """
-    if kind == "all":
-        return whole_window(schedule)
-    steps = schedule.stochastic_steps
-    drawn = steps[int(np.random.default_rng(derive_seed(seed, "window", step)).integers(len(steps)))]
-    return Window((drawn,), (drawn,))
+    windows = windows_of(schedule, kind)
+    if len(windows) == 1:
+        return windows[0]
+    return windows[int(np.random.default_rng(derive_seed(seed, "window", step)).integers(len(windows)))]

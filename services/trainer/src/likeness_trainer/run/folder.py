@@ -16,7 +16,7 @@ from likeness_trainer.run.checkpoint import list_checkpoints
 
 EXTENDABLE = (
     "steps", "checkpoint_every", "keep_checkpoints", "keep_every", "max_skipped_steps", "threads", "reward",
-    "evaluation", "tracking", "parallel", "run_dir",
+    "evaluation", "tracking", "parallel", "memory", "run_dir",
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they do not change what the steps already done have made."""
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from likeness_trainer.errors import TrainerError
 from likeness_trainer.run.trackers import Tracker
 
@@ -71,6 +74,13 @@ class MetricsWriter:
         for tracker in self._trackers:
             tracker.log(step, scalars)
 
+    def show(self, step: int, frames_rgb: NDArray[np.uint8], frames_per_second: int) -> None:
+        """Adds a sampled video, uint8 RGB [T, H, W, 3], to the TensorBoard events, as the image `sample`."""
+        from likeness_trainer.run.event_video import video_summary
+
+        self._events._get_file_writer().add_summary(video_summary("sample", frames_rgb, frames_per_second), step)
+        self._events.flush()
+
     def close(self) -> None:
         """Closes both files and every tracker."""
         self._file.close()
@@ -91,6 +101,9 @@ class NoMetrics:
     """Stands in for the writer on ranks that write nothing."""
 
     def write(self, record: Mapping[str, Any]) -> None:
+        """Does nothing."""
+
+    def show(self, step: int, frames_rgb: NDArray[np.uint8], frames_per_second: int) -> None:
         """Does nothing."""
 
     def __enter__(self) -> Self:

@@ -28,7 +28,7 @@ def load_trained(folder: RunFolder, config: TrainConfig) -> WanModule:
     if latest is None:
         raise RunFolderError(f"{folder.path} has no checkpoint yet")
     checkpoint = load_checkpoint(latest)
-    model = WanModule(config.model, config.sampler, seed=config.seed)
+    model = WanModule(config.model, config.sampler, config.seed, config.memory)
     checkpoint.require_base(model.base_loras)
     for expert, state in checkpoint.published.items():
         lora.load_lora_state(getattr(model.pipe, expert), state)

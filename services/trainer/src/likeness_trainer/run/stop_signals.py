@@ -13,7 +13,10 @@ class StopSignals:
     """Inside, the first SIGINT or SIGTERM only asks to stop; a second one acts as usual."""
 
     def __init__(self) -> None:
+        self.received = 0
+        """The signal that this process got; it may come at any moment, also while the ranks agree."""
         self.requested = 0
+        """The signal after which all ranks stop."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -32,7 +35,7 @@ class StopSignals:
             raise RunStoppedError(step, self.requested)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.requested = number
+        self.received = number
         self._give_back()
 
     def _give_back(self) -> None:

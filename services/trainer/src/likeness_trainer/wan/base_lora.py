@@ -34,7 +34,7 @@ DIFFUSERS_METADATA_KEY = "lora_adapter_metadata"
 _PREFIXES = ("base_model.model.", "diffusion_model.", "transformer.", "model.")
 _PARTS = re.compile(
     r"(?P<layer>.+)\.(?:(?P<down>lora_A|lora_down|lora\.down)(?:\.\w+)?\.weight"
-    r"|(?P<up>lora_B|lora_up|lora\.up)(?:\.\w+)?\.weight|(?P<other>alpha|diff|diff_b))"
+    r"|(?P<up>lora_B|lora_up|lora\.up)(?:\.\w+)?\.weight|(?P<other>alpha|diff|diff_b|diff_m))"
 )
 _SHOWN_FAULTS = 5
 
@@ -52,6 +52,13 @@ class _LayerParts:
     alpha: Tensor | None = None
     diff: Tensor | None = None
     diff_b: Tensor | None = None
+    diff_m: Tensor | None = None
+
+    @property
+    def differences(self) -> dict[str, Tensor]:
+        """What is added as it stands, by the kind of parameter that it changes."""
+        kinds = {"weight": self.diff, "bias": self.diff_b, "modulation": self.diff_m}
+        return {kind: difference for kind, difference in kinds.items() if difference is not None}
 
 
 def merge_base_loras(pipe: Any, loras: Sequence[BaseLora]) -> tuple[MergedLora, ...]:
@@ -77,7 +84,8 @@ def merge_lora(dit: nn.Module, lora: BaseLora) -> MergedLora:
 
     Names may be those of PEFT (`base_model.model.`), ComfyUI (`diffusion_model.`, lora_A or lora_down) or diffusers
     (`transformer.blocks.0.attn1.to_q`). ``alpha`` is the file's tensor of that name, else that of the PEFT
-    configuration, else ``r``. A `.diff` or `.diff_b` is added to the weight or bias of its layer, times the strength.
+    configuration, else ``r``. A `.diff`, `.diff_b` or `.diff_m` is added to the weight, bias or modulation of a layer,
+    times the strength.
 
     Raises:
         ModelLoadError: names tensors that belong to no layer of the model, halves without the other half, and shapes
@@ -162,7 +170,7 @@ def _model_name(layer: str) -> str:
 def _faults_of(layer: str, parts: _LayerParts, parameters: Mapping[str, nn.Parameter]) -> list[str]:
     """Returns why the tensors of a layer cannot be added to the model's; the shape of a change is that of B A."""
     name, down, up = parts.file_layer, parts.down, parts.up
-    shapes = {"weight": [parts.diff], "bias": [parts.diff_b]}
+    changes = list(parts.differences.items())
     faults = []
     if (down is None) != (up is None):
         faults.append(f"{name} has one half of a LoRA only")
@@ -172,23 +180,21 @@ def _faults_of(layer: str, parts: _LayerParts, parameters: Mapping[str, nn.Param
         if down.ndim != 2 or up.ndim != 2 or up.shape[1] != down.shape[0]:
             faults.append(f"{name} has halves that cannot be multiplied, {list(up.shape)} and {list(down.shape)}")
         else:
-            shapes["weight"].append(torch.empty(up.shape[0], down.shape[1], device="meta"))
-    for kind, changes in shapes.items():
+            changes.append(("weight", torch.empty(up.shape[0], down.shape[1], device="meta")))
+    for kind, change in changes:
         parameter = parameters.get(f"{layer}.{kind}")
-        for change in (change for change in changes if change is not None):
-            if parameter is None:
-                faults.append(f"{name} is no layer of the model ({layer}.{kind} does not exist)")
-            elif parameter.shape != change.shape:
-                faults.append(f"{name} changes {layer}.{kind} {list(parameter.shape)} by {list(change.shape)}")
+        if parameter is None:
+            faults.append(f"{name} is no layer of the model ({layer}.{kind} does not exist)")
+        elif parameter.shape != change.shape:
+            faults.append(f"{name} changes {layer}.{kind} {list(parameter.shape)} by {list(change.shape)}")
     return faults
 
 
 def _add(layer: str, parts: _LayerParts, parameters: Mapping[str, nn.Parameter], config: Any, strength: float) -> None:
     """Adds the change of one layer to the model's weight and bias, in float32 and on their device."""
-    for kind, difference in (("weight", parts.diff), ("bias", parts.diff_b)):
-        if difference is not None:
-            parameter = parameters[f"{layer}.{kind}"]
-            parameter.copy_(parameter.float() + strength * difference.to(parameter.device, torch.float32))
+    for kind, difference in parts.differences.items():
+        parameter = parameters[f"{layer}.{kind}"]
+        parameter.copy_(parameter.float() + strength * difference.to(parameter.device, torch.float32))
     if parts.down is not None and parts.up is not None:
         weight = parameters[f"{layer}.weight"]
         down, up = (half.to(weight.device, torch.float32) for half in (parts.down, parts.up))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from diffsynth.models.wan_video_vae import VideoVAE38_, WanVideoVAE, count_conv3d, unpatchify
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 
@@ -18,7 +20,9 @@ class NonFiniteFramesError(ValueError):
     """Decoded frames hold NaN or infinity, which a cast to uint8 would turn into valid-looking pixels."""
 
 
-def decode_latent_frames(vae: WanVideoVAE, latents: Tensor, checkpointing: bool = False) -> Iterator[Tensor]:
+def decode_latent_frames(
+    vae: WanVideoVAE, latents: Tensor, checkpointing: bool = False, offload: bool = False
+) -> Iterator[Tensor]:
     """Yields the pixels of each latent frame in turn: [B, 3, t, H, W], nominally -1 to 1, not clamped.
 
     The first latent frame gives 1 pixel frame, every other one 4. The causal cache goes from one call of the decoder
@@ -28,6 +32,8 @@ def decode_latent_frames(vae: WanVideoVAE, latents: Tensor, checkpointing: bool 
         vae: a loaded DiffSynth Wan VAE (2.1 or 2.2).
         latents: [B, z_dim, T, h, w].
         checkpointing: keep, of each latent frame, only its input and the cache, and decode it again in the backward.
+        offload: keep these in CPU memory. The caches of all latent frames are the largest part of what a backward
+            pass through a long video needs.
     """
     model = vae.model
     has_patches = isinstance(model, VideoVAE38_)
@@ -40,7 +46,11 @@ def decode_latent_frames(vae: WanVideoVAE, latents: Tensor, checkpointing: bool 
         options = {"first_chunk": True} if has_patches and index == 0 else {}
         decode_one = partial(_decode_one, model.decoder, options)
         inputs = (hidden[:, :, index : index + 1], *cache)
-        chunk, *cache = checkpoint(decode_one, *inputs, use_reentrant=False) if checkpointing else decode_one(*inputs)
+        if checkpointing:
+            with save_on_cpu() if offload else nullcontext():
+                chunk, *cache = checkpoint(decode_one, *inputs, use_reentrant=False)
+        else:
+            chunk, *cache = decode_one(*inputs)
         yield unpatchify(chunk, patch_size=2) if has_patches else chunk
 
 

@@ -23,6 +23,12 @@ ENTRY_POINT_GROUP = "likeness_trainer.diffsynth_models"
 """Packages that bring model definitions of their own register them with DiffSynth through this entry-point group."""
 
 
+def register_models() -> None:
+    """Tells DiffSynth of the models that installed packages bring."""
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        entry_point.load()()
+
+
 def load_pipeline(
     model_paths: ModelPaths,
     tokenizer_path: str | None,
@@ -40,8 +46,7 @@ def load_pipeline(
     """
     require_model_files(model_paths, tokenizer_path)
     pairs, tokenizer = read_model_paths(model_paths), resolve_path(str(tokenizer_path))
-    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        entry_point.load()()
+    register_models()
     configs = [ModelConfig(path=files) for _, files in pairs]
     try:
         pipeline = _from_pretrained(configs, ModelConfig(path=tokenizer), dtype, device)

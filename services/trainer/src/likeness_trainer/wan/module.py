@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffsynth.pipelines.wan_video import (
+    WanVideoPipeline,
     WanVideoUnit_ImageEmbedderCLIP,
     WanVideoUnit_ImageEmbedderFused,
     WanVideoUnit_ImageEmbedderVAE,
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from likeness_trainer.wan import lora
 from likeness_trainer.wan.base_lora import merge_base_loras
 from likeness_trainer.wan.decoding import decode_latent_frames, to_uint8_rgb
+from likeness_trainer.wan.expert_swap import ExpertSwap
 from likeness_trainer.wan.loading import load_pipeline
+from likeness_trainer.wan.memory_config import MemoryConfig
 from likeness_trainer.wan.model_config import EXPERTS, WanModelConfig
 from likeness_trainer.wan.sampler_config import SamplerConfig
 from likeness_trainer.wan.scheduler import EulerSchedule
@@ -63,15 +66,30 @@ class Conditioning:
 class WanModule(nn.Module):
     """A Wan DiT (or two experts) with LoRA, a frozen VAE and text encoder, and the Euler schedule."""
 
-    def __init__(self, config: WanModelConfig, sampler: SamplerConfig, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: WanModelConfig,
+        sampler: SamplerConfig,
+        seed: int = 0,
+        memory: MemoryConfig | None = None,
+        pipe: WanVideoPipeline | None = None,
+    ) -> None:
+        """
+        Args:
+            seed: of the adapters.
+            memory: what leaves the device; the defaults when not given.
+            pipe: what the files of `config` hold, where it is there already; loaded when not given.
+        """
         super().__init__()
         self.config = config
         self.sampler = sampler
         self.schedule = EulerSchedule.from_config(sampler)
         self.device = torch.device(_pick_device(config.device))
         self.dtype = getattr(torch, config.torch_dtype)
-        self.pipe = load_pipeline(
-            config.model_paths, config.tokenizer_path, self.dtype, self.device, config.architecture
+        self.memory = memory or MemoryConfig()
+        first = "cpu" if self.memory.swap_idle_expert else self.device
+        self.pipe = pipe or load_pipeline(
+            config.model_paths, config.tokenizer_path, self.dtype, first, config.architecture
         )
         if isinstance(sampler.guidance_scale, dict) and self.pipe.dit2 is None:
             raise ValueError("sampler.guidance_scale names dit2, but model_paths holds one DiT only; give one number")
@@ -85,6 +103,17 @@ class WanModule(nn.Module):
                 target_modules=config.lora_target_modules,
                 seed=seed,
             )
+        self._swap = self._open_swap() if self.memory.swap_idle_expert else None
+
+    def _open_swap(self) -> ExpertSwap:
+        """Returns the swap of the experts, with everything else on the device."""
+        if self.pipe.dit2 is None:
+            raise ValueError("memory.swap_idle_expert is on, but model_paths holds one DiT only: there is none to swap")
+        for part in (self.pipe.text_encoder, self.pipe.image_encoder, self.pipe.vae):
+            if part is not None:
+                part.to(self.device)
+        self.pipe.device = self.device
+        return ExpertSwap({name: getattr(self.pipe, name) for name in EXPERTS}, self.device)
 
     def _choose_experts(self) -> tuple[str, ...]:
         reached = {self.expert_name(step) for step in self.schedule.window}
@@ -112,6 +141,15 @@ class WanModule(nn.Module):
         """Whether the model animates a picture and cannot do without one."""
         return bool(self.pipe.dit.require_vae_embedding and self.pipe.dit.in_dim > self.pipe.vae.z_dim)
 
+    def drop_encoders(self) -> None:
+        """Frees what only `encode` needs: the text encoder, the image encoder, the VAE's encoder. `decode` goes on."""
+        self.pipe.text_encoder = self.pipe.image_encoder = None
+        vae = self.pipe.vae.model
+        vae.encoder = vae.conv1 = None
+        vae._enc_feat_map = None  # features of the last picture that was encoded
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @torch.no_grad()
     def encode(
         self, prompt: str, first_frame: NDArray[np.uint8] | Image.Image | None, num_frames: int, height: int, width: int
@@ -123,8 +161,12 @@ class WanModule(nn.Module):
             first_frame: uint8 RGB [height, width, 3], or a picture that is resized; None for text-to-video.
             num_frames: 4n + 1.
             height, width: pixels, multiples of 16 (32 for TI2V-5B).
+
+        Raises ValueError for another size, and after `drop_encoders`.
         """
-        self._check_shape(num_frames, height, width)
+        if self.pipe.text_encoder is None:
+            raise ValueError("the encoders were dropped; encode every prompt before drop_encoders")
+        self.check_shape(num_frames, height, width)
         factor = self.pipe.vae.upsampling_factor
         shape = (self.pipe.vae.z_dim, (num_frames - 1) // 4 + 1, height // factor, width // factor)
         image = Image.fromarray(first_frame) if isinstance(first_frame, np.ndarray) else first_frame
@@ -141,11 +183,13 @@ class WanModule(nn.Module):
         for unit in self.pipe.units:
             if isinstance(unit, CONDITIONING_UNITS):
                 shared, positive, negative = self.pipe.unit_runner(unit, self.pipe, shared, positive, negative)
+        self.pipe.vae.model.clear_cache()  # the encoder's, which would stay on the GPU for the whole run
         names = ("y", "clip_feature", "fuse_vae_embedding_in_latents", "first_frame_latents")
         inputs = {"context": positive["context"], **{name: shared[name] for name in names if name in shared}}
         return Conditioning(inputs, shape, {"context": negative["context"]} if self.sampler.guided else {})
 
-    def _check_shape(self, num_frames: int, height: int, width: int) -> None:
+    def check_shape(self, num_frames: int, height: int, width: int) -> None:
+        """Raises ValueError for a size that the model does not take."""
         if num_frames < 1 or num_frames % 4 != 1:
             raise ValueError(f"num_frames is {num_frames}; Wan takes 4n + 1 frames: 1, 5, 9, ..., 81")
         for name, value, multiple in (
@@ -180,6 +224,8 @@ class WanModule(nn.Module):
             key: value.expand(batch, *value.shape[1:]) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
         }
+        if self._swap is not None:
+            self._swap.bring(self.expert_name(step))
         timestep = torch.tensor([self.schedule.timestep(step)], dtype=self.dtype, device=self.device)
         checkpointing = self.config.use_gradient_checkpointing and torch.is_grad_enabled()
         result: Tensor = self.pipe.model_fn(
