@@ -42,6 +42,7 @@ lint: setup  ## style, types and the contract
 
 bench: setup $(TRITON)/.complete  ## ratios measured side by side in one run
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/reward_speed.py
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} PYTHONPATH=tests/reward/triton $(BIN)/python benchmarks/triton.py
 
 clean:  ## remove what setup made

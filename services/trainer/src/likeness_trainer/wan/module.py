@@ -146,7 +146,6 @@ class WanModule(nn.Module):
         self.pipe.text_encoder = self.pipe.image_encoder = None
         vae = self.pipe.vae.model
         vae.encoder = vae.conv1 = None
-        vae._enc_feat_map = None  # features of the last picture that was encoded
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
