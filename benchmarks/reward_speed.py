@@ -4,7 +4,7 @@
 
 `make bench` runs it. LIKENESS_REAL_PACK names a pack to measure with, else the toy world's is taken. All sides score
 the same painted frames on the same cores, in turn; each has the threads that suit it best. Wall seconds and CPU seconds
-are compared pair by pair: the ratio's median, least and greatest. On a machine that does other work as well, CPU seconds
+are compared pair by pair: median, least and greatest ratio. On a machine that does other work as well, CPU seconds
 are the ones to look at.
 """
 
